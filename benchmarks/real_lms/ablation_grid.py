@@ -34,7 +34,6 @@ from lincorr_lightning.results import plots
 FILE = common.RESULTS / "real_lms" / "ablation_grid.csv"
 TRAINED = get_args(Trained)
 MAPPINGS = ("reference", "permuted", "letters")
-SMALL_WIDTH = 256  # networks of this width train in minutes
 CUTS = ((128, 1), (64, 4), (64, 16), (128, 4))  # widths, and factors of the epochs
 BASELINES = ["random", "majority", "nearest", "macro_nearest", "upper_bound"]
 REFERENCE = ["macro_generalized", "unrestricted", "says_source", "source_learned", *BASELINES[1:4]]
@@ -61,7 +60,7 @@ def grid(lms: Sequence[str]) -> Iterator[Cell]:
     """Yield the cells, those of few cities and of small networks first."""
     for width, epochs_factor in CUTS:
         yield Cell(lms[0], width, epochs_factor=epochs_factor)
-    for width, per_target in ((SMALL_WIDTH, 1), (0, 1), (0, 0)):
+    for width, per_target in ((256, 1), (0, 1), (0, 0)):
         for lm, kind, center in product(lms, get_args(NetworkKind), (False, True)):
             yield Cell(lm, width, per_target, kind, center)
 

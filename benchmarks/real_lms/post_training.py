@@ -89,12 +89,7 @@ def sequences(texts: Sequence[str], tokenizer: PreTrainedTokenizer, n: int) -> S
 
 
 def train(lm: Path, texts: Sequence[str], folder: Path, steps: Sequence[int]) -> dict[int, float]:
-    """Train all weights, and save the LM after some steps.
-
-    Returns:
-        Mean loss of held-out sequences, of the first half of the texts, before the first step (0)
-        and after these steps.
-    """
+    """Train on the later half of the texts, save some steps, return losses of the first half."""
     tokenizer = AutoTokenizer.from_pretrained(lm)
     model = AutoModelForCausalLM.from_pretrained(lm, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0, fused=True)

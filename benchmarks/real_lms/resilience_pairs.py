@@ -97,9 +97,9 @@ def main(before: Path | None = None, after: tuple[Path, ...] = (), output: Path 
     """
     rows = common.read_csv(output) if output.exists() else pd.DataFrame()
     for lm in after:
-        training = lm.parent.name
-        text = training.split("_")[0]
-        about = {"lm": before.name, "text": text, "steps": int(lm.name), "training": training}
+        text, _, _ = lm.parent.name.partition("_")
+        about = {"lm": before.name, "text": text, "steps": int(lm.name)}
+        about["training"] = lm.parent.name
         if not common.has_row(rows, **about):
             rows = pd.concat([rows, measure(before, lm).assign(**about)])
             common.write_csv(output, rows)
