@@ -41,15 +41,21 @@ def results_of(*arguments: str) -> dict[str, Any]:
     return read_numbers(Path(lincorr([*arguments, QUIET]).trainer.log_dir) / "results.json")
 
 
+def half_interval(values: Any) -> float:
+    """Return half of the 95 % interval (Student's t) of a series' mean; NaN of a single number."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.975, values.count() - 1) * values.sem())
+
+
 def mean_interval(shares: Any) -> str:
     """Return the mean of shares in percent; with several, half of its 95 % interval (t), too."""
     import pandas as pd  # not at the top: the processes that are timed import this module
-    from scipy import stats
 
     shares = pd.Series(shares, dtype=float).dropna()
     if shares.empty:
         return "–"
-    half = 100 * stats.t.ppf(0.975, len(shares) - 1) * shares.sem()  # NaN of a single one
+    half = 100 * half_interval(shares)
     ending = "" if pd.isna(half) else f" ± {half:.0f}"
     return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−")
 
@@ -136,6 +142,16 @@ def read_csv(path: str | Path, **options: Any) -> DataFrame:
         return pd.read_csv(path, float_precision="round_trip", **options)
 
 
+def write_csv(path: str | Path, table: DataFrame) -> None:
+    """Write a table, with four significant digits, without its index."""
+    write_text(path, table.to_csv(index=False, float_format="%.4g"))
+
+
+def has_row(table: DataFrame, **values: Any) -> bool:
+    """Return whether a row of the table has these values in the columns of their names."""
+    return any(values.items() <= row.items() for row in table.to_dict("records"))
+
+
 def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _short(entry) for key, entry in value.items()}
@@ -148,6 +164,11 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str
     """Return a Markdown table; numbers get three decimals, None an empty cell."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def markdown_frame(table: DataFrame, *names: str) -> str:
+    """Return a Markdown table of a data frame, whose index makes the first columns, with names."""
+    return markdown_table([*names, *table.columns], table.reset_index().to_numpy().tolist())
 
 
 def _cell(value: Any) -> str:

@@ -3,23 +3,20 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pandas import DataFrame, read_csv
+from pandas import DataFrame
 from sklearn.metrics import roc_auc_score
 
 import lincorr_lightning.lm
 from benchmarks import common
-from benchmarks.real_lms import ablation_grid, findings, nearest_word, run, tables
-from lincorr_lightning.ablation.token_embedding import read_token_embedding
+from benchmarks.real_lms import findings, nearest_word, run, tables
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LincorrError
-from lincorr_lightning.lm.config import LMConfig
 
 Rows = Callable[[str], list[list[str]]]
 TINY_WORLD = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
@@ -413,20 +410,6 @@ def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> Non
         judge({})
 
 
-def test_the_ablation_that_is_judged_is_the_cell_of_the_main_table(
-    tmp_path: Path, rows: Rows
-) -> None:
-    """Each LM's cell of plain, centered networks that are trained alone, as the page prints it."""
-    for line in rows(ablation_grid.tables(read_csv(ablation_grid.FILE))["ablation_readings"]):
-        if line[3] == "plain, centered":
-            share, nearest = line[6].split(" ± ")[0], line[10].split("%")[0]
-            _, found = findings.composes("ablation_grid")(
-                findings.of_grid(ablation_grid.FILE, line[0])
-            )
-            assert found == f"{share}%, nearest label {nearest}% ({line[5]})"
-    assert findings.of_grid(tmp_path / "none.csv", "smollm2-135m") == {}
-
-
 def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Rows) -> None:
     cut = {"cut": "flow", "control": True, "n_features": 27, "target_only": 0.25, "recall": None}
     none = {**cut, "cut": "none", "control": False, "n_features": 0, "fixed": 0.7, "refitted": 0.7}
@@ -501,133 +484,3 @@ def test_documents_have_the_tables_of_the_committed_runs() -> None:
     assert "<!-- findings: begin -->" in text
     made = findings.tables(tables.REAL_LMS)
     assert common.placed(text, made) == text
-
-
-def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> None:
-    """What is found is what a whole run finds for each way; an embedding is cut as by an SVD."""
-    cell = ablation_grid.Cell("tiny_world", kind="gated")
-    measured = ablation_grid.measure(
-        cell, TINY_WORLD, ablation_grid.BOTH, [0, 3], (1, 2), "32-true"
-    )
-    found = DataFrame(measured)
-    assert len(found) == 3 * 2 * 2
-    for way in ("network", "all", "embeddings"):
-        options = [
-            "fit",
-            "--config",
-            "configs/vocabulary_ablation_paper.yaml",
-            "--model.seeds=[0, 3]",
-            "--model.mapping=[reference, permuted]",
-            f"--model.learn.train={way}",
-            "--data.max_sources_per_target=1",
-            "--model.network.kind=gated",
-            "--model.compose.epochs=1",
-            "--model.compose.batch_size=256",
-            "--model.learn.epochs=2",
-            f"--trainer.default_root_dir={tmp_path}",
-            common.QUIET,
-        ]
-        whole = DataFrame(common.results_of(*options)["runs"])
-        own = found[found["train"] == way]
-        for share in ("generalized", "source_learned", "macro_generalized"):
-            assert own[share].tolist() == pytest.approx(whole[share].tolist(), abs=0.02)
-    (tmp_path / "cut").mkdir()
-    ablation_grid.cut(TINY_WORLD, 5, tmp_path / "cut")
-    table = read_token_embedding(LMConfig(str(TINY_WORLD))).weight.double().numpy()
-    less = read_token_embedding(LMConfig(str(tmp_path / "cut"))).weight.double().numpy()
-    middle = table - table.mean(0)
-    *_, axes = np.linalg.svd(middle, full_matrices=False)
-    distances = np.linalg.norm((table[:20, None] - table[None, :20]) @ axes[:5].T, axis=-1)
-    assert np.linalg.norm(less[:20, None] - less[None, :20], axis=-1) == pytest.approx(
-        distances, abs=1e-4
-    )
-
-
-def test_ablation_grid_goes_on_with_its_file(
-    tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares, done, placed, trained = cycle([0.2, 0.6]), [], [], []
-
-    def measure(cell: Any, _: Any, mappings: Any, seeds: list[int], *__: Any) -> list[Any]:
-        done.append(cell)
-        trained.append(mappings)
-        return [
-            {
-                **asdict(cell),
-                "dimensions": 4,
-                "labels": "3 / 3",
-                "train": way,
-                "mapping": mapping,
-                "seed": seed,
-                "source_learned": 0.9,
-                "generalized": next(shares),
-                "macro_generalized": 0.5,
-                "upper_bound": 0.3,
-                "majority": 0.1,
-                "nearest": 0.2,
-                "macro_nearest": 0.4,
-                "unrestricted": 0.35,
-                "says_source": 0.15,
-            }
-            for way in ablation_grid.WAYS
-            for mapping in mappings
-            for seed in seeds
-        ]
-
-    monkeypatch.setattr(ablation_grid, "measure", measure)
-    monkeypatch.setattr(ablation_grid.common, "place_tables", placed.append)
-    output = str(tmp_path / "grid.csv")
-    ablation_grid.main(("x/a",), str(tmp_path / "trial.csv"), 2)
-    assert placed == [{}]  # documents keep their tables
-    done.clear()
-    placed.clear()
-    monkeypatch.setattr(ablation_grid, "FILE", tmp_path / "grid.csv")
-    ablation_grid.main(("x/a",), output, 2)
-    assert len(done) == len(set(done)) > 5
-    ablation_grid.main(("x/a",), output, 2)
-    assert len(done) == len(set(done)) and placed[0] == placed[1]
-    table = read_csv(output)
-    lacks = (table["mapping"] == "permuted_targets") & (table["kind"] == "gated") & table["center"]
-    table[~lacks].to_csv(output, index=False)
-    done.clear()
-    ablation_grid.main(("x/a",), output, 2)
-    assert (done, trained[-1]) == (
-        [ablation_grid.Cell("a", 0, 0, "gated", True)],
-        ("letters", "permuted_targets"),
-    )
-    names = ["width", "per_target", "kind", "center", "mapping", "train", "seed", "epochs_factor"]
-    again = read_csv(output)
-    assert not again.duplicated(names).any() and len(again) == len(table)
-    first, *_ = rows(placed[0]["ablation_readings"])
-    # Two seeds with .2 and .6: the standard error is .2, times 12.7 of Student's t.
-    assert first[:6] == ["a", "4", "3 / 3", "plain", "1x", "2"]
-    assert first[6:9] == ["40 ± 254 / 40 ± 254"] * 3
-    assert first[9:] == ["35% / 35% / 35%", "20% / 40%", "90%"]
-    null = next(row for row in rows(placed[0]["ablation_nulls"]) if "–" in row)
-    assert null[5:11] == ["network", "40 ± 254", "50 ± 0", "35 ± 0", "15 ± 0", "40 ± 254"]
-    assert null[11:] == ["–", "40 ± 254", "30%", "10%", "20%", "40%"]
-
-
-def test_leads_are_compared_seed_by_seed(rows: Rows) -> None:
-    """Of two seeds: the standard error of .1 and .3 is .1, times 12.7 of Student's t."""
-    shares = {
-        ("plain", "reference"): (0.7, 0.5),
-        ("plain", "permuted"): (0.2, 0.2),
-        ("gated", "reference"): (0.9, 0.8),
-        ("gated", "permuted"): (0.3, 0.2),
-    }
-    cell = {"lm": "a", "width": 0, "per_target": 1, "epochs_factor": 1, "train": "all"}
-    table = [
-        {
-            **cell,
-            "kind": kind,
-            "center": False,
-            "mapping": mapping,
-            "seed": seed,
-            "generalized": share,
-        }
-        for (kind, mapping), own in shares.items()
-        for seed, share in enumerate(own)
-    ]
-    table += [{**row, "width": 256, "generalized": 0.0} for row in table]
-    assert rows(ablation_grid.leads(DataFrame(table))) == [["a", "all", "40 ± 127", "20 ± 127"]]
