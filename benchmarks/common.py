@@ -200,10 +200,20 @@ def read_csv(path: str | Path, **options: Any) -> DataFrame:
         return pd.read_csv(path, float_precision="round_trip", **options)
 
 
+def has_row(table: DataFrame, **values: Any) -> bool:
+    """Return whether a row of the table has these values in the columns of their names."""
+    return any(values.items() <= row.items() for row in table.to_dict("records"))
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a Markdown table of texts; floats get three decimals, None an empty cell."""
     cells = [[f"{x:.3f}" if isinstance(x, float) else x for x in row] for row in rows]
     return Table.of("", cells, columns, headings={name: name for name in columns}).markdown()
+
+
+def markdown_frame(table: DataFrame, *names: str) -> str:
+    """Return a Markdown table of a data frame, whose index makes the first columns, with names."""
+    return markdown_table([*names, *table.columns], table.reset_index().to_numpy().tolist())
 
 
 def shown(table: Table, columns: str = "", rows: str = "") -> str:

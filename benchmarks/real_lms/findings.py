@@ -28,8 +28,8 @@ from benchmarks.real_lms.edits import (
     outcomes_of,
     read_edits,
 )
-from benchmarks.real_lms.run import RELATIONS
-from benchmarks.real_lms.tables import LMS, REAL_LMS, Ablation, PairScores, ablations, pairs_of
+from benchmarks.real_lms.run import REAL_LMS, RELATIONS
+from benchmarks.real_lms.tables import LMS, Ablation, PairScores, ablations, pairs_of
 from lincorr_lightning.results.table import Table
 
 

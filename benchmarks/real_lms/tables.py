@@ -10,7 +10,6 @@ from typing import Any
 from pandas import DataFrame
 
 from benchmarks.common import Estimate, arrow, mean_interval, read_numbers, record, scored
-from benchmarks.real_lms.run import REAL_LMS as REAL_LMS  # handed on
 from benchmarks.real_lms.run import pair_name
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.table import column
