@@ -3,21 +3,18 @@
     python -m benchmarks.real_lms.feature_flow
 
 reads the files of ``run.py``, writes all tables to ``benchmarks/results/real_lms/tables`` and some
-of their rows between the document's markers. Groups and cosines of another run are printed:
-
-    python -m benchmarks.real_lms.feature_flow --run runs/feature_flow/version_0/results.json
+of their rows between the document's markers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import auto_cli
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from benchmarks import common
 from benchmarks.common import Estimate, record, scored
@@ -34,10 +31,9 @@ GROUPS = {
 }
 
 
-def over(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of some numbers with their range; None of none."""
-    known = [value for value in values if value is not None and not np.isnan(value)]
-    return Estimate(float(np.mean(known)), min(known), max(known)) if known else None
+def over(values: Series) -> Estimate:
+    """Return the mean of some numbers with their range."""
+    return Estimate(values.mean(), values.min(), values.max())
 
 
 @dataclass(frozen=True)
@@ -177,16 +173,8 @@ def documented(found: list[Table]) -> dict[str, str]:
     }
 
 
-def main(run: Path | None = None) -> None:
-    """Write the tables, or print those of groups of another run.
-
-    Args:
-        run: File ``results.json`` of a run of FeatureFlow.
-    """
-    if run is not None:
-        for table in group_tables(common.read_numbers(run)):
-            print(table.markdown(), end="\n\n")
-        return
+def main() -> None:
+    """Write the tables, and put them into the document."""
     found = tables(REAL_LMS)
     for table in found:
         common.write_table(table, REAL_LMS / "tables")
@@ -194,4 +182,4 @@ def main(run: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    auto_cli(main)
+    main()

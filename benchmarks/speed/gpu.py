@@ -116,9 +116,8 @@ def parts(lm: str, seconds: float, only: tuple[str, ...]) -> Iterator[Part]:
                 if strategy == "CPU":
                     reference = None if error else runs
                     continue
-                apart: tuple[float | None, float | None] = None, None
-                if error is None and reference is not None:
-                    apart = difference(runs, reference, study["numbers"])
+                is_known = error is None and reference is not None
+                apart = difference(runs, reference, study["numbers"]) if is_known else (None, None)
                 about = Path(lm).name if "{lm}" in text else "tiny-world"
                 yield Part(name, strategy, about, device, took, *apart, error)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+import yaml
 from jsonargparse import auto_cli
 from torch import Tensor
 
@@ -33,28 +34,7 @@ from lincorr_lightning.lm import sample_subjects, usable_strings
 from lincorr_lightning.results.table import Table, column
 
 PLAIN_BATCH = 32  # on a GPU, eight times as many
-SHAPES: dict[str, Callable[[], hf.PreTrainedConfig]] = {
-    "gpt2-small": hf.GPT2Config,
-    "llama-3-8b": lambda: hf.LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=8192,
-        rope_theta=500000.0,
-    ),
-    "small": lambda: hf.LlamaConfig(
-        vocab_size=50257,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-    ),
-}
+SHAPES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
@@ -109,8 +89,8 @@ def make_lm(lm: str | None, shape: str, tokenizer: str, dtype: str, device: str)
         return found
     torch.manual_seed(0)
     with torch.device(device):
-        config, kind = SHAPES[shape](), hf.AutoModelForCausalLM
-        model = kind.from_config(config, dtype=getattr(torch, dtype)).eval()
+        config = hf.AutoConfig.for_model(**SHAPES[shape])
+        model = hf.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
     return LanguageModel.from_module(
         model.requires_grad_(False), LanguageModel({"name_or_path": tokenizer}).tokenizer
     )

@@ -31,6 +31,7 @@ from lincorr_lightning.lm import sample_subjects
 from lincorr_lightning.results.table import Table, column
 
 LEARNING_RATE = 1e-3
+RANK = 8
 N_ALONE = 16  # edits of which the time of one is measured
 
 
@@ -85,7 +86,6 @@ def main(
     side_by_side: tuple[int, ...] = (1, 8, 32, 64, 128),
     n_edits: int = 128,
     steps: int = 10,
-    rank: int = 8,
     lm: str = "tiny-world",
     repeats: int = 3,
     device: str = "cpu",
@@ -96,14 +96,13 @@ def main(
         side_by_side: Numbers of edits trained at once.
         n_edits: Number of edits; with few side by side, fewer of them are measured.
         steps: AdamW steps of each edit.
-        rank: Rank of the adapters.
         lm: The LM, a folder, hub id or tiny-world.
         repeats: Number of runs of each row.
         device: cpu or cuda.
     """
     language_model = LanguageModel.from_pretrained(lm)
     model = language_model.model.to(device)
-    settings = AdapterSettings(rank, 2.0 * rank)
+    settings = AdapterSettings(rank=RANK, alpha=2.0 * RANK)
     city = Catalogue.load()["city"]
     tokens = build_domain(city, language_model.tokenizer).token_ids
     prompts = [city.prompt(x) for x in sample_subjects(language_model.tokenizer, n_edits)]
@@ -141,7 +140,7 @@ def main(
 
         stacked[n] = least_time(all_groups, repeats, device)
 
-    tuned = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets))
+    tuned = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets))
     parameters = [p for p in tuned.parameters() if p.requires_grad]
 
     def one_by_one() -> Tensor:

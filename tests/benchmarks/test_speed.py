@@ -29,7 +29,7 @@ def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_stacked_edits(tmp_path: Path, placed: dict[str, str]) -> None:
-    stacked_edits.main(side_by_side=(1, 4), n_edits=4, steps=2, rank=2, repeats=1)
+    stacked_edits.main(side_by_side=(1, 4), n_edits=4, steps=2, repeats=1)
     alone, *stacked = rows_of(tmp_path, "stacked_edits")
     assert alone["faster"] == 1 and [row["side_by_side"] for row in stacked] == [1, 4]
     assert all(row["differs"] < 1e-3 for row in stacked)
