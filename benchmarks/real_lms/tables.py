@@ -21,7 +21,7 @@ from benchmarks.common import (
     read_numbers,
     two,
 )
-from lincorr_lightning.flow.results import mean_steering
+from lincorr_lightning.flow.effects import mean_steering
 
 REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")

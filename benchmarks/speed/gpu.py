@@ -46,7 +46,6 @@ NUMBERS = (
     "shuffles",
     "spearman",
     "groups",
-    "transitions",
 )
 
 

@@ -217,14 +217,6 @@ def test_training_mode_is_kept_and_lora_is_read() -> None:
     torch.testing.assert_close(outer[hook_point], inner[hook_point])
 
 
-def test_bfloat16_and_a_single_layer() -> None:
-    model = _model("llama", num_hidden_layers=1).bfloat16()
-    assert find_hook_points(model) == sorted(HookPoint(0, kind) for kind in KINDS)
-    with captured(model, find_hook_points(model)) as read:
-        model(IDS)
-    assert {tensor.dtype for tensor in read.values()} == {torch.bfloat16}
-
-
 def test_bad_hook_points_interventions_and_models() -> None:
     model = _model("llama")
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 7: its 3 layers"):
