@@ -189,80 +189,67 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
 
 
 @torch.no_grad()
-def run_probe(model: nn.Module) -> None:
-    """Run an LM over a few tokens in eval mode and its own precision, to trigger its hooks."""
+def _run_probe(model: nn.Module, modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Tensor]]:
+    """Run an LM over a few tokens, and return what some modules give, in the order of the calls."""
+    calls: list[tuple[nn.Module, Tensor]] = []
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        tensor = _tensor_in(output)
+        if isinstance(tensor, Tensor):
+            calls.append((module, tensor.clone()))
+
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
-    with reading(model, ids.device.type):
-        model(input_ids=ids, use_cache=False)
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(record))
+        with reading(model, ids.device.type):
+            model(input_ids=ids, use_cache=False)
+    return calls
 
 
 def modules_giving(model: nn.Module, hook_point: HookPoint) -> dict[str, nn.Module]:
     """Return the modules that give the activations of a hook point, by their path in the layer."""
-    modules = dict(layer_of(model, hook_point).named_modules())
-    outputs: dict[str, Tensor] = {}
-
-    def record(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = _tensor_in(output)
-        if isinstance(tensor, Tensor):
-            outputs[name] = tensor.flatten().clone()
-
-    with ExitStack() as stack:
-        for name, module in modules.items():
-            stack.enter_context(module.register_forward_hook(partial(record, name)))
-        activations = stack.enter_context(captured(model, [hook_point]))
-        run_probe(model)
+    names = {module: name for name, module in layer_of(model, hook_point).named_modules()}
+    with captured(model, [hook_point]) as activations:
+        calls = _run_probe(model, names)
     added = activations[hook_point].flatten()
-    return {name: modules[name] for name, output in outputs.items() if torch.equal(output, added)}
+    return {names[module]: module for module, x in calls if torch.equal(x.flatten(), added)}
 
 
-@torch.no_grad()
 def _find_outputs(model: nn.Module) -> list[dict[HookKind, str]]:
     layers = layers_of(model)
     before: dict[nn.Module, Tensor] = {}
-    after: dict[nn.Module, Tensor] = {}
-    calls: dict[nn.Module, list[tuple[str, Tensor]]] = {layer: [] for layer in layers}
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         before[layer] = _stream_into(args, kwargs).clone()
 
-    def leave(layer: nn.Module, args: Any, output: Any) -> None:
-        after[layer] = _tensor_in(output)
-
-    def record(layer: nn.Module, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        tensor = _tensor_in(output)
-        if isinstance(tensor, Tensor):
-            calls[layer].append((name, tensor.clone()))
-
     with ExitStack() as stack:
         for layer in layers:
             stack.enter_context(layer.register_forward_pre_hook(enter, with_kwargs=True))
-            stack.enter_context(layer.register_forward_hook(leave))
-            for name, child in layer.named_children():
-                stack.enter_context(child.register_forward_hook(partial(record, layer, name)))
-        run_probe(model)
-    return [
-        _outputs_of(layer, before[layer], after[layer], calls[layer]) if layer in after else {}
-        for layer in layers
-    ]
+        calls = _run_probe(model, [part for layer in layers for part in (layer, *layer.children())])
+    # A layer may never be called.
+    return [_outputs_of(each, before[each], calls) if each in before else {} for each in layers]
 
 
 def _outputs_of(
-    layer: nn.Module, before: Tensor, after: Tensor, calls: Sequence[tuple[str, Tensor]]
+    layer: nn.Module, before: Tensor, calls: Sequence[tuple[nn.Module, Tensor]]
 ) -> dict[HookKind, str]:
     """Return the two modules whose outputs the layer adds, or none if no two add up."""
-    rounding = torch.finfo(after.dtype).eps * _ROUNDINGS
-    after = after.float()
-    names = [name for name, _ in calls]
+    output = next(x for module, x in calls if module is layer)
+    rounding = torch.finfo(output.dtype).eps * _ROUNDINGS
+    after = output.float()
+    children = {child: name for name, child in layer.named_children()}
+    names = [children[module] for module, _ in calls if module in children]
     titles = {name: f"{name} {type(layer.get_submodule(name)).__name__}" for name in names}
     attentions = {name for name in names if re.search("attn|attention", titles[name].lower())}
     if not attentions:
         return {}
     outputs = [
-        (name, value.float().view_as(after))
-        for name, value in calls
+        (children[module], x.float().view_as(after))
+        for module, x in calls
         # Phi has one dropout for attention and MLP, which is the output of neither.
-        if names.count(name) == 1 and value.numel() == after.numel()
+        if names.count(children.get(module, "")) == 1 and x.numel() == after.numel()
     ]
     least_error = float("inf")
     kinds: dict[HookKind, str] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lincorr_lightning import study as studies
 from lincorr_lightning.data.texts import TokenRows, TokenStep
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.results.results import Results
@@ -71,8 +71,6 @@ class SparseAutoencoders(studies.LMStudy):
         saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        if not kinds or not set(kinds) <= set(KINDS):
-            raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
         require("model.learning_rate", learning_rate, above=0)
         self.sae = studies.as_settings(SAESettings, sae)
         super().__init__(studies.without_chat(lm))
@@ -92,13 +90,8 @@ class SparseAutoencoders(studies.LMStudy):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage != "fit":
-            return
-        if self.saes is not None:
-            raise ConfigError(
-                "model.saes names SAEs to score, not to train. Run `lincorr validate`, or set null."
-            )
-        studies.require_one_epoch(self.trainer, "data.n_tokens")
+        if stage == "fit":
+            studies.require_one_epoch(self.trainer, "data.n_tokens")
 
     def prepare_lm(self) -> None:
         if self.saes is not None:
@@ -111,7 +104,10 @@ class SparseAutoencoders(studies.LMStudy):
 
     @property
     def _trained(self) -> StackedAutoencoders:
-        assert self.stacked is not None, "there is nothing to train"
+        if self.stacked is None:
+            raise ConfigError(
+                "model.saes names SAEs to score, not to train. Run `lincorr validate`, or set null."
+            )
         return self.stacked
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -155,11 +151,11 @@ class SparseAutoencoders(studies.LMStudy):
 
     def _log_step(self, losses: StepLosses) -> None:
         saes = self._trained
-        saes.check_finite(
-            losses,
-            f"This is step {self.global_step}. Lower model.learning_rate; in step 0 it is the LM's "
-            "activations: set model.lm.dtype to float32.",
-        )
+        if not losses.unexplained.isfinite().all():
+            raise NonFiniteError(
+                f"the loss of an SAE is NaN or infinite in step {self.global_step}. Lower "
+                "model.learning_rate, or set model.lm.dtype to float32."
+            )
         curves = {
             "explained_variance": 1 - losses.unexplained,
             "dead": (saes.idle >= saes.settings.dead_after_steps).double().mean(1),

@@ -119,7 +119,8 @@ class SparseAutoencoder(nn.Module):
 
         def require(holds: bool, reason: str) -> None:
             if not holds:
-                raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}.")
+                way_out = "Pass another SAE, or train it in float32."
+                raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}. {way_out}")
 
         n, width = self.decoder.shape
         for name, tensor in self.state_dict().items():
@@ -154,11 +155,6 @@ class SparseAutoencoder(nn.Module):
 
         They are in the SAE's precision and on its device.
         """
-        if x.shape[-1] != self.width:
-            raise SparseAutoencoderError(
-                f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
-                f"{x.shape[-1]}. Pass those of {self.hook_point} of the LM it was trained on."
-            )
         x = x.to(self.encoder) * self.input_scale
         if self.subtract_decoder_bias:
             x = x - self.decoder_bias

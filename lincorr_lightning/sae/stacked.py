@@ -1,6 +1,5 @@
 """Train the SAEs of all hook points at once, as tensors with a leading hook point dimension."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from lincorr_lightning.data.texts import TextBlocks, TokenStep
-from lincorr_lightning.errors import NonFiniteError, require
+from lincorr_lightning.errors import require
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
 from lincorr_lightning.sae.forwards import BlockActivations
@@ -171,12 +170,6 @@ class StackedAutoencoders(nn.Module):
         left = (_decode(features, self.decoder, entries) - error).square().sum(-1).mean(1)
         return (left / _positive(error.square().sum(-1).mean(1)) * (n_dead > 0)).sum()
 
-    def check_finite(self, losses: StepLosses, way_out: str) -> None:
-        """Refuse a loss that is NaN or infinite."""
-        for hook_point, loss in zip(self.hook_points, losses.unexplained.tolist(), strict=True):
-            if not math.isfinite(loss):
-                raise NonFiniteError(f"the loss of the SAE at {hook_point} is {loss}. {way_out}")
-
     @torch.no_grad()
     def remember(self, n_active: Tensor, least: Tensor) -> None:
         """Update the idle steps of features, and the threshold, by those of `StepLosses`."""
@@ -249,7 +242,6 @@ def train_saes(
             saes.project_gradient()
             optimizer.step()
             saes.normalize()
-        saes.check_finite(losses, "Set model.lm.dtype to float32, or pass SAEs as model.saes.")
         return saes.export(lm.config.name_or_path)
 
 

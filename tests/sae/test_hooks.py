@@ -14,21 +14,9 @@ from tests.toys import toy_model
 N_LAYERS = 3
 # Those whose layers add an attention's and an MLP's output to the stream.
 ADDING = (
-    "llama",
-    "gpt2",
-    "gpt-neox",
-    "gpt-neox-serial",
-    "opt",
-    "gemma2",
-    "gemma3",
-    "qwen2",
-    "mistral",
-    "mixtral",
-    "phi",
-    "cohere",
-    "gptj",
-    "falcon",
-)
+    "llama gpt2 gpt-neox gpt-neox-serial opt gemma2 gemma3 qwen2 mistral mixtral phi cohere gptj "
+    "falcon"
+).split()
 # Those whose layers do something else with the stream, and options that make them do so.
 OTHERS: dict[str, dict[str, Any]] = {
     "opt-350m": {},

@@ -225,8 +225,6 @@ def test_the_learning_rate_warms_up_and_decays() -> None:
 
 
 def test_invalid_settings_and_data_are_refused(make: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="residual, mlp_out, attention_out"):
-        SparseAutoencoders(kinds=["mlp"])
     trainer, module, data = make(layers=[4])
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 4: its 2 layers"):
         trainer.fit(module, datamodule=data)
