@@ -1,12 +1,16 @@
-"""Effects of what is changed beside those of its controls, as means over cases, answers, draws."""
+"""Effects and those of their controls, side by side, as means over cases, answers or draws."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pandas import DataFrame, concat
 
-EFFECTS = ("success", "activation_change", "loss_change")
-SCORES = ("behaviour", "coherence", "score", "named", "perplexity")
+from lincorr_lightning.flow.deactivation import CutEffect
+from lincorr_lightning.flow.steering import SteeringPoint
+from lincorr_lightning.results.table import columns_of
+
+EFFECTS = tuple(columns_of(CutEffect)[2])  #: Names of the numbers of a `CutEffect`.
+SCORES = tuple(columns_of(SteeringPoint)[2])  #: Names of the numbers of a `SteeringPoint`.
 
 
 def beside_controls(

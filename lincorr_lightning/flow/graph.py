@@ -122,14 +122,16 @@ class DecoderMatcher:
 
     Args:
         saes: SAEs of an LM, of consecutive layers for each kind of hook point.
+        threshold: Minimum cosine at which a flow continues.
 
     Raises:
         SparseAutoencoderError: A layer between others has no SAE.
     """
 
-    def __init__(self, saes: SAEs) -> None:
+    def __init__(self, saes: SAEs, threshold: float = DEFAULT_THRESHOLD) -> None:
         self.saes = {at: saes[at] for at in sorted(saes)}
         """SAE of each hook point that has one, by layer."""
+        self.threshold = threshold
         for kind in KINDS:
             layers = [at.layer for at in self.saes if at.kind == kind]
             for layer in {*range(min(layers, default=0), max(layers, default=0))} - {*layers}:
@@ -168,24 +170,22 @@ class DecoderMatcher:
             for source in self.predecessors(hook_point)
         }
 
-    def follow(
-        self, start: Feature, threshold: float = DEFAULT_THRESHOLD, *, forward: bool = True
-    ) -> FlowGraph:
+    def follow(self, start: Feature, forward: bool = True) -> FlowGraph:
         """Follow a feature back to its sources and, where `forward`, to where it goes.
 
         At each hook point the flow continues to the most similar feature if its cosine is at least
         the `threshold`.
         """
         self.check_start(start)
-        walks = self._walk(start, self.predecessors, threshold)
+        walks = self._walk(start, self.predecessors)
         edges = {Edge(other, feature, cosine) for feature, other, cosine in walks}
         if forward:
-            walks = self._walk(start, self.successors, threshold)
+            walks = self._walk(start, self.successors)
             edges |= {Edge(feature, other, cosine) for feature, other, cosine in walks}
         return FlowGraph(start, tuple(sorted(edges)))
 
     def _walk(
-        self, start: Feature, neighbors: Callable[[HookPoint], list[HookPoint]], threshold: float
+        self, start: Feature, neighbors: Callable[[HookPoint], list[HookPoint]]
     ) -> Iterator[tuple[Feature, Feature, float]]:
         reached = [start]
         for feature in reached:  # which grows
@@ -193,7 +193,7 @@ class DecoderMatcher:
             for at in neighbors(feature.hook_point):
                 match = match_features(row, self.decoder(at))
                 similar = Feature(at, int(match.indices))
-                if float(match.cosines) >= threshold:
+                if float(match.cosines) >= self.threshold:
                     yield feature, similar, float(match.cosines)
                     if similar not in reached:
                         reached.append(similar)

@@ -115,7 +115,8 @@ class FeatureFlow(LMStudy):
 
     def _add(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
         # Folded, so that an activation is the length of what a feature adds to the stream.
-        self._matcher = DecoderMatcher({at: sae.folded() for at, sae in saes.items()})
+        folded = {at: sae.folded() for at, sae in saes.items()}
+        self._matcher = DecoderMatcher(folded, self.threshold)
         self._saes.extend(self._matcher.saes.values()).requires_grad_(False)
         self._starts = [Feature.named(text) for text in self.features]
         for start in self._starts:
@@ -183,19 +184,13 @@ class FeatureFlow(LMStudy):
         if self.relation is not None:
             subjects = sample_up_to(self.lm.tokenizer, self.n_subjects, seed=self.seed)
             relation = measure_relation(
-                self.lm,
-                matcher,
-                self.relation,
-                subjects,
-                self.threshold,
-                generator,
-                self.answer_share,
+                self.lm, matcher, self.relation, subjects, generator, self.answer_share
             )
             starts = starts or relation.starts_to_draw(_N_DRAWN)
-            answers = relation.answers_to_steer(self.lm, matcher, self.threshold, self.steering)
+            answers = relation.answers_to_steer(self.lm, matcher, self.steering)
             steering = measure_steering(statistics, answers, self.steering, generator)
         flows = {
-            name: [matcher.follow(feature, self.threshold) for feature in features]
+            name: [matcher.follow(feature) for feature in features]
             for name, features in starts.items()
         }
         return feature_flow_results(statistics, cuts, steering, relation, flows)

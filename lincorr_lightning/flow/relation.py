@@ -110,11 +110,7 @@ class RelationFlow:
         }
 
     def answers_to_steer(
-        self,
-        lm: LanguageModel,
-        matcher: DecoderMatcher,
-        threshold: float,
-        settings: SteeringSettings,
+        self, lm: LanguageModel, matcher: DecoderMatcher, settings: SteeringSettings
     ) -> list[SteeredAnswer]:
         """Return target answers that a feature carries, spread evenly over the labels."""
         target = self.features["target"][self.last]
@@ -125,7 +121,7 @@ class RelationFlow:
         domain = self.relation.target
         steered = []
         for label in (carried[i * len(carried) // n] for i in range(n)):
-            graph = matcher.follow(target[label].feature, threshold)
+            graph = matcher.follow(target[label].feature)
             others = (answers != label).nonzero()[: settings.n_prompts, 0].tolist()
             prompts = [rows[i] for i in others]
             steered.append(
@@ -140,7 +136,6 @@ def measure_relation(
     matcher: DecoderMatcher,
     relation: TokenizedRelation,
     subjects: Sequence[str],
-    threshold: float,
     generator: torch.Generator,
     answer_share: float | None = None,
 ) -> RelationFlow:
@@ -163,7 +158,7 @@ def measure_relation(
             answers[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
     reference = torch.from_numpy(relation.reference_mask)
-    pairs = compare_answers(matcher, by_side["source"], by_side["target"], reference, threshold)
+    pairs = compare_answers(matcher, by_side["source"], by_side["target"], reference)
     removed = {
         "carriers": {f for pair in pairs if pair.is_reference for f in pair.carriers},
         "flow": {f for pair in pairs if pair.is_reference for f in pair.shared},
@@ -251,11 +246,7 @@ def find_answer_features(
 
 
 def compare_answers(
-    matcher: DecoderMatcher,
-    source: AnswerFeatures,
-    target: AnswerFeatures,
-    reference: Tensor,
-    threshold: float,
+    matcher: DecoderMatcher, source: AnswerFeatures, target: AnswerFeatures, reference: Tensor
 ) -> list[AnswerPair]:
     """Follow the features of all source and target answers back, and see where they meet.
 
@@ -266,7 +257,7 @@ def compare_answers(
 
     def flows(answers: AnswerFeatures) -> dict[int, set[Feature]]:
         return {
-            label: set(matcher.follow(best.feature, threshold, forward=False).features)
+            label: set(matcher.follow(best.feature, forward=False).features)
             for label, best in answers[last].items()
         }
 

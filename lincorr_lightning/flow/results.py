@@ -69,29 +69,9 @@ def feature_flow_results(
         _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
         effects,
         *(() if relation is None else _relation_tables(relation)),
-        Table(
-            "steering_summary",
-            best,
-            "Best strength of each strategy, by the mean score.",
-            "Behaviour: probability of the answer; coherence: perplexity of other texts without "
-            "steering by that with steering; score: their product; texts: what the LM writes, "
-            "perplexity for the unsteered LM; control: other features.",
-            headline=True,
-            headings={"n_answers": "answers", **points.headings},
-            formats={f"{a}{b}": points.formats[b] for a in ("", "control_") for b in SCORES},
-        ),
+        _steering_table(best, points),
         points,
-        Table.of(
-            "flow_edges",
-            (
-                (name, edge.source.id, edge.target.id, edge.cosine)
-                for name, graphs in flows.items()
-                for edge in sorted({edge for graph in graphs for edge in graph.edges})
-            ),
-            ["flow", "source", "target", "cosine"],
-            "Flows that are drawn: features, where they come from, and the cosine of both.",
-            formats={"cosine": ".2f"},
-        ),
+        _edges_table(flows),
         Table.of("group_pairs", pairs, GroupPair, "Features of a group that are in another, too."),
         Table.of(
             "cosine_tests", tests, CosineTest, "Cosines to predecessors, of two groups' features."
@@ -178,6 +158,35 @@ def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFra
         headline=len(by) == 1,
         headings={key: heading for key, (heading, _) in _SUMMARY.items()},
         formats={key: form for key, (_, form) in _SUMMARY.items()},
+    )
+
+
+def _steering_table(best: DataFrame, points: Table) -> Table:
+    return Table(
+        "steering_summary",
+        best,
+        "Best strength of each strategy, by the mean score.",
+        "Behaviour: probability of the answer; coherence: perplexity of other texts without "
+        "steering by that with steering; score: their product; texts: what the LM writes, "
+        "perplexity for the unsteered LM; control: other features.",
+        headline=True,
+        headings={"n_answers": "answers", **points.headings},
+        formats={f"{a}{b}": points.formats[b] for a in ("", "control_") for b in SCORES},
+    )
+
+
+def _edges_table(flows: Flows) -> Table:
+    edges = [
+        (name, edge.source.id, edge.target.id, edge.cosine)
+        for name, graphs in flows.items()
+        for edge in sorted({edge for graph in graphs for edge in graph.edges})
+    ]
+    return Table.of(
+        "flow_edges",
+        edges,
+        ["flow", "source", "target", "cosine"],
+        "Flows that are drawn: features, where they come from, and the cosine of both.",
+        formats={"cosine": ".2f"},
     )
 
 

@@ -251,7 +251,9 @@ def score_texts(
 
     Activations are read and replaced at the counted tokens: by their reconstruction, and by zeros.
     """
-    ids, mask, counted = texts.input_ids, texts.attention_mask, texts.counted
+    ids = texts.input_ids
+    mask = texts.attention_mask
+    counted = texts.counted
 
     def loss() -> Tensor:
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits

@@ -193,9 +193,10 @@ class SparseAutoencoder(nn.Module):
             encoder_bias = encoder_bias - encoder @ decoder_bias
         norm = decoder.norm(dim=1)
         norm = torch.where(norm == 0, 1.0, norm)
-        threshold, score_scale = self.threshold, self.score_scale
+        threshold = self.threshold
         if threshold is not None:
             threshold = (threshold.double() * norm).to(threshold)
+        score_scale = self.score_scale
         if self.activation == "topk":  # the norms must not change which features it chooses
             before = 1.0 if score_scale is None else score_scale.double()
             score_scale = (before / norm).to(self.encoder)

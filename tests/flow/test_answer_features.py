@@ -73,11 +73,11 @@ def test_pairs_share_the_planted_features() -> None:
     top = torch.stack([eye[0], eye[0] + 0.1 * eye[5], eye[6], 0.9 * eye[0] + 0.2 * eye[7], eye[1]])
     mlp = torch.stack([eye[6], eye[7]])
     decoders = {LOW: low, MLP: mlp, TOP: top}
-    matcher = DecoderMatcher({at: toy_sae(at, decoder) for at, decoder in decoders.items()})
+    matcher = DecoderMatcher({at: toy_sae(at, d) for at, d in decoders.items()}, threshold=0.5)
     source = _answers(low=[0, 2, 3], mlp=[0, -1, 0], top=[0, 1, 2])
     target = _answers(low=[0, 1, 1], mlp=[1, -1, 1], top=[3, 4, -1])
     reference = torch.tensor([[True, True, False], [False, False, True], [True, True, True]])
-    compared = compare_answers(matcher, source, target, reference, 0.5)
+    compared = compare_answers(matcher, source, target, reference)
     pairs = {(pair.source, pair.target): pair for pair in compared}
     # Target 2 has no feature.
     assert set(pairs) == {(s, t) for s in range(3) for t in range(2)}

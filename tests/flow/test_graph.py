@@ -22,8 +22,9 @@ from tests.toys import toy_sae
 N_LAYERS, N_FEATURES, WIDTH = 4, 120, 256
 
 
-def matcher_of(decoders: dict[HookPoint, torch.Tensor]) -> DecoderMatcher:
-    return DecoderMatcher({at: toy_sae(at, decoder) for at, decoder in decoders.items()})
+def matcher_of(decoders: dict[HookPoint, torch.Tensor], threshold: float = 0.4) -> DecoderMatcher:
+    saes = {at: toy_sae(at, decoder) for at, decoder in decoders.items()}
+    return DecoderMatcher(saes, threshold)
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
@@ -91,7 +92,7 @@ def test_a_whole_flow_is_the_planted_one(layer: int, forward: bool) -> None:
     longest = 0
     for index in range(30):
         start = Feature(HookPoint(layer, "residual"), index)
-        graph = matcher.follow(start, 0.4, forward=forward)
+        graph = matcher.follow(start, forward)
         expected = _reached(planted, start, 1)
         if forward:
             expected |= _reached(planted, start, 0)
@@ -105,19 +106,18 @@ BELOW, STREAM, MLP = HookPoint(0, "residual"), HookPoint(1, "residual"), HookPoi
 
 
 def test_the_threshold_holds_in_both_directions_and_for_the_cosine() -> None:
-    matcher = matcher_of(
-        {
-            BELOW: torch.tensor([[1.0, 0.0]]),
-            STREAM: torch.tensor([[1.0, 2.0]]),
-            MLP: torch.tensor([[0.0, 3.0]]),
-        }
-    )
+    decoders = {
+        BELOW: torch.tensor([[1.0, 0.0]]),
+        STREAM: torch.tensor([[1.0, 2.0]]),
+        MLP: torch.tensor([[0.0, 3.0]]),
+    }
+    matcher = matcher_of(decoders, threshold=0.8)
     start = Feature(STREAM, 0)
-    graph = matcher.follow(start, 0.8)
+    graph = matcher.follow(start)
     assert graph.edges == (Edge(Feature(MLP, 0), start, pytest.approx(2 / 5**0.5)),)
-    assert not matcher.follow(Feature(BELOW, 0), 0.8).edges
-    assert _pairs(matcher.follow(Feature(MLP, 0), 0.8).edges) == {(Feature(MLP, 0), start)}
-    assert len(matcher.follow(start, 0.4).edges) == 2
+    assert not matcher.follow(Feature(BELOW, 0)).edges
+    assert _pairs(matcher.follow(Feature(MLP, 0)).edges) == {(Feature(MLP, 0), start)}
+    assert len(matcher_of(decoders).follow(start).edges) == 2
 
 
 def test_zero_columns_are_never_followed() -> None:

@@ -225,13 +225,13 @@ def test_flows_to_draw_and_answers_to_steer_towards() -> None:
     relation = _relation()
     assert relation.starts_to_draw(1) == {"Paris->France": [Feature(STREAM, 5)]}
     lm: Any = SimpleNamespace(rows=lambda prompts: [[i] for i in range(len(prompts))])
-    matcher: Any = SimpleNamespace(follow=lambda start, threshold: (start, threshold))
+    matcher: Any = SimpleNamespace(follow=lambda start: start)
     # Italy's feature has an AUROC below 0.9.
     how = SteeringSettings(n_answers=4, n_prompts=2)
-    (answer,) = relation.answers_to_steer(lm, matcher, 0.3, how)
+    (answer,) = relation.answers_to_steer(lm, matcher, how)
     assert (answer.label, answer.token_id, answer.prompts) == ("France", 7, [[1], [2]])
-    assert answer.graph == (Feature(STREAM, 5), 0.3)
-    low = relation.answers_to_steer(lm, matcher, 0.3, replace(how, min_auroc=0.8))
+    assert answer.graph == Feature(STREAM, 5)
+    low = relation.answers_to_steer(lm, matcher, replace(how, min_auroc=0.8))
     assert [each.label for each in low] == ["France", "Italy"]
 
 
