@@ -11,14 +11,17 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.flow import text_statistics
-from lincorr_lightning.flow.graph import GROUPS, match_features
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, match_features
 from lincorr_lightning.flow.text_statistics import (
     MIN_FEATURES,
     FeatureActivity,
     FeatureGroups,
+    TextStatistics,
     compare_cosines,
 )
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
+from tests.toys import toy_sae
 
 HERE = HookPoint(3, "residual")
 SOURCES = {
@@ -100,41 +103,26 @@ def test_counts_are_those_of_loops(kinds: list[str]) -> None:
         assert groups.auroc(SOURCES[kind]) == pytest.approx(roc_auc_score(together, cosines))
 
 
-def test_texts_that_are_read_again_after_too_little_memory_count_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    features, fails = _features(6, seed=1), [True]
+def test_texts_that_are_read_again_after_too_little_memory_count_once(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    rows = lm.rows(["name1 lives in the city of", "red blue", "Rome"])
+    points = HookPoint(0, "residual"), HookPoint(1, "residual")
+    saes = {at: toy_sae(at, torch.eye(16)) for at in points}
+    expected, again = (TextStatistics(lm, DecoderMatcher(saes)) for _ in range(2))
+    expected.update(rows)
+    fails, encode = [True], saes[points[1]].encode
 
-    def encode(x: torch.Tensor) -> torch.Tensor:
-        if fails.pop() if fails else False:
+    def fail_once(x: torch.Tensor) -> torch.Tensor:
+        if fails:
+            fails.pop()
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return x
+        return encode(x)
 
-    first, last = SOURCES["residual"], HERE
-    saes = {
-        first: SimpleNamespace(n_features=N, width=N, encode=lambda x: x),
-        last: SimpleNamespace(n_features=N, width=N, encode=encode),
-    }
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    forward = SimpleNamespace(
-        at={at: features[at].view(2, 3, N) for at in saes},
-        ids=torch.arange(6).view(2, 3),
-        logits=torch.zeros(2, 3, 4),
-        counted=lambda n_skipped: mask,
-    )
-
-    def read_twice(lm: object, rows: object, count, hook_points: object) -> None:
-        with pytest.raises(torch.OutOfMemoryError):
-            count(forward)
-        count(forward)
-
-    monkeypatch.setattr(text_statistics, "run_with_hooks", read_twice)
-    matcher = SimpleNamespace(saes=saes, predecessors=lambda hook_point: [])
-    found = text_statistics.TextStatistics(None, matcher)  # type: ignore[arg-type]
-    found.update([[0, 1, 2], [3, 4, 5]])
-    for at in saes:
-        assert found.activity[at].n_tokens == 6
-        assert found.activity[at].n_active.tolist() == (features[at] > 0).sum(0).tolist()
+    saes[points[1]].encode = fail_once  # type: ignore[method-assign]
+    again.update(rows)
+    assert again.n_tokens == expected.n_tokens == sum(map(len, rows)) and not fails
+    for at in points:
+        assert torch.equal(again.activity[at].n_active, expected.activity[at].n_active)
 
 
 def test_groups_share_features_as_sets_do_and_as_often_as_by_chance() -> None:

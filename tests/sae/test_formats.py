@@ -332,6 +332,8 @@ def test_sparsify_in_bfloat16_and_all_layers(tmp_path: Path) -> None:
     assert list(saes) == [HookPoint(layer, "residual") for layer in range(3)]
     w_enc, b_enc, w_dec, b_dec = (part.float() for part in halves.values())
     _check(saes[STREAM], lambda x: _largest((x - b_dec) @ w_enc.T + b_enc), w_dec, b_dec)
+    with pytest.raises(SparseAutoencoderError, match="a second SAE for residual of layer 1"):
+        load_saes([tmp_path / "layers.1", _sparsify(tmp_path / "layers.1" / "seed2")])
 
 
 def test_sparsify_transcoder_that_only_its_run_names(tmp_path: Path) -> None:
@@ -504,13 +506,6 @@ def test_folders_without_an_sae(tmp_path: Path) -> None:
     (tmp_path / "residual.1").mkdir()
     with pytest.raises(SparseAutoencoderError, match=r"residual\.1 holds .*inside is nothing"):
         load_saes(tmp_path)
-
-
-def test_one_sae_per_hook_point(tmp_path: Path) -> None:
-    folders = [_sparsify(tmp_path / f"layers.{layer}") for layer in (0, 1)]
-    assert list(load_saes(folders)) == [HookPoint(0, "residual"), STREAM]
-    with pytest.raises(SparseAutoencoderError, match="a second SAE for residual of layer 0"):
-        load_saes([*folders, folders[0]])
 
 
 # -- hook points ----------------------------------------------------------------------------------
