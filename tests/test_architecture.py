@@ -17,7 +17,7 @@ PACKAGE = "lincorr_lightning"
 LAYERS = [
     ["version", "errors"],
     ["io", "progress", "distributed"],
-    ["functional", "lightning_workarounds", "state_folder"],
+    ["functional", "lightning_workarounds"],
     ["lm"],
     ["knowledge"],
     ["metrics", "linear_map"],

@@ -19,7 +19,7 @@ from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer, fingerprint_weights
+from lincorr_lightning.lm.fingerprint import fingerprint_tensors, fingerprint_tokenizer
 from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
 
@@ -75,7 +75,7 @@ class TokenEmbedding:
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, ()),
             "dtype": dtype_name(self.weight.dtype),
-            "weights": fingerprint_weights(nn.ParameterDict({"weight": self.weight})),
+            "weights": fingerprint_tensors({"weight": self.weight}),
         }
 
     @property

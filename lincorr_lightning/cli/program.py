@@ -19,7 +19,7 @@ _MODULES = {
     "report": "results.report",
     "compare": "results.compare",
     "weights": "linear_map.weights",
-    "cache": "state_folder",
+    "cache": "lm.state_folder",
     "reproduce": "reproduce",
 }
 _OWN_PARSER = ("report", "compare", "weights", "reproduce")

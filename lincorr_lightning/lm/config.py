@@ -48,7 +48,8 @@ class LMConfig:
     """Folder that keeps the states which the head of a frozen LM reads after prompts, so that later
     runs do not read these prompts again; null for none."""
     state_cache_gib: float = 20.0
-    """Size of that folder in GiB, above which what was not used for longest is removed."""
+    """Size of that folder in GiB, above which what was not used for longest is removed, but nothing
+    that the run itself has used."""
     compile: bool = False
     """Whether to run torch.compile on the LM's layers; minutes at the start, faster on a GPU."""
     trust_remote_code: bool = False

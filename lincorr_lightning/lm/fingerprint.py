@@ -3,11 +3,11 @@
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -69,61 +69,48 @@ def _without_ignored(value: Any) -> Any:
     return value
 
 
-def fingerprint_weights(module: nn.Module) -> str:
-    """Hash of all parameters and persistent buffers: names, shapes, dtypes, and every bit.
-
-    Each tensor's raw bits are added up as 64-bit integers in lanes, exactly: on any device, in any
-    order. Any changed bit changes it; only words that change places within a lane are missed.
-    """
+def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of tensors, such as those of a `state_dict`: names, shapes, dtypes, and `bit_sums`."""
     parts: list[bytes] = []
     seen: dict[Hashable, str] = {}
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         parts.append(_json([name, list(tensor.shape), str(tensor.dtype)]))
         # Tied weights are listed under each of their names; once through the memory is enough.
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = _local(tensor)
         place = local.untyped_storage().data_ptr(), local.storage_offset(), tensor.shape
         first = seen.setdefault(place, name)
-        parts.append(_lane_sums(tensor) if first == name else first.encode())
+        if first != name:
+            parts.append(first.encode())
+            continue
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        parts.append(b"".join(part.cpu().numpy().tobytes() for part in _lane_sums(whole)))
     return _digest(*parts)
 
 
-def _lane_sums(tensor: Tensor) -> bytes:
-    if isinstance(tensor, DTensor):  # the local shard is only a part of it
-        tensor = tensor.full_tensor()
-    words, tail = _words(tensor)
-    n_whole = len(words) // _LANES * _LANES
-    sums = words[:n_whole].view(-1, _LANES).sum(0)
-    sums[: len(words) - n_whole] += words[n_whole:]
-    return sums.cpu().numpy().tobytes() + tail.cpu().numpy().tobytes()
+def bit_sums(tensors: Iterable[Tensor]) -> Tensor:
+    """Return sums, int64, that show whether any tensor was written to, in whatever way.
+
+    The bits of each, of local shards, are added up as 64-bit integers in lanes, exactly: on any
+    device, in any order, as fast as memory. Any changed bit changes them; only words that change
+    places within a lane are missed. (Version counters miss all writes through ``Tensor.data``.)
+    """
+    local = [_local(tensor) for tensor in tensors]
+    parts = [part for tensor in local for part in _lane_sums(tensor)]
+    return torch.cat([part.to(local[0].device, torch.int64) for part in parts])
 
 
-def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bits of a tensor as 64-bit integers, and the bytes that are left over."""
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _lane_sums(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of the bits in each lane, and the bytes that are left over."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:
         raw = raw.clone()
-    n = len(raw) // 8 * 8
-    return raw[:n].view(torch.int64), raw[n:]
-
-
-def bit_sums(weights: Iterable[Tensor]) -> Tensor:
-    """Return sums that show whether any weight has been written to, in whatever way.
-
-    They are exact sums of the bits of each row, and the bits of the first row, of local shards: the
-    same on all devices, and as fast as memory. Only values that change places within another row
-    are missed. (The version counters of tensors miss all writes through ``Tensor.data``.)
-
-    Returns:
-        ``(n_sums,)``, int64, on the device of the first tensor.
-    """
-    own = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    parts = []
-    for weight in own:
-        words, tail = _words(weight)
-        n_rows = len(weight) if weight.dim() > 1 and len(weight) else 1
-        if len(tail) or len(words) % n_rows:
-            n_rows = 1
-        rows = words.view(n_rows, -1)
-        parts += [rows.sum(1), rows[0], tail]
-    device = own[0].device if own else None
-    return torch.cat([part.to(device, torch.int64) for part in parts]) if own else torch.zeros(0)
+    n_words = len(raw) // 8
+    words = raw[: 8 * n_words].view(torch.int64)
+    n_whole = n_words // _LANES * _LANES
+    sums = words[:n_whole].view(-1, _LANES).sum(0)
+    sums[: n_words - n_whole] += words[n_whole:]
+    return sums, raw[8 * n_words :]

@@ -133,11 +133,10 @@ def read_states(
 
 
 class States:
-    """States after prompts, ``(n_prompts, hidden_size)``, some of which may be `known`."""
+    """States after prompts, ``(n_prompts, hidden_size)``; without width before the first `keep`."""
 
-    def __init__(self, n: int, device: torch.device, known: Tensor | None = None) -> None:
-        # Without width before the first are known.
-        self.all = torch.empty(n, 0, device=device) if known is None else known.to(device)
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.all = torch.empty(n, 0, device=device)
 
     def keep(self, indices: Sequence[int], states: Tensor) -> None:
         """Take the states after some prompts."""

@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import loading, modes, shared_prefixes, state_cache
+from lincorr_lightning.lm import loading, modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.sharding import shard, splits_matrices
-from lincorr_lightning.lm.shared_prefixes import PromptTree
+from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
 from lincorr_lightning.lm.state_cache import StateCache
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class LanguageModel(nn.Module):
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
-        self._printed: dict[str, str] = {}  # the first fingerprint, for the cache of states
         folder, gib = self.config.state_cache, self.config.state_cache_gib
         self.state_cache = None if folder is None else StateCache(folder, gib)
 
@@ -420,18 +419,33 @@ class LanguageModel(nn.Module):
         """
         # A file for one prompt would cost more than to read it.
         cache = self._cache() if context is None and len(rows) > 1 else None
-        known, missing = cache.find(rows) if cache else (None, range(len(rows)))
-        states, wanted = heads.States(len(rows), self.model.device, known), set(missing)
+        states = heads.States(len(rows), self.model.device)
+        missing = cache.find(rows, states.keep) if cache else range(len(rows))
+        wanted = set(missing)
         new = [[i for i in own if i in wanted] for own in domains]
         trees: list[PromptTree] = []
         if groups:
             of_groups = [[i for i in group if i in wanted] for group in groups]
             trees, self.reads_prompts = self._plan(rows, [group for group in of_groups if group])
         self._read(rows, new, trees, states, context)
-        if cache and missing:
-            found = [([rows[i] for i in own], states.all[own]) for own in new if own]
-            cache.store([each for each in found if each[1].isfinite().all()])
+        if cache and missing and states.all.isfinite().all():
+            cache.store([rows[i] for i in missing], states.all[missing], self._read_alone)
         return states.all
+
+    def _read_alone(self, row: Sequence[int]) -> Tensor:
+        """Return the bits of the states after a prompt, read as a row and, if shared, as a tree.
+
+        What torch.compile makes is not run, as its bits depend on what it was first run on.
+        """
+        ways: list[list[PromptTree]] = [[]]
+        if self.config.share_prefixes is not False and self._test().sharing_error is None:
+            ways.append(list(grow_trees({0: row})))
+        eager = self.config.compile and torch.compiler.set_stance("force_eager")
+        states = [heads.States(1, self.model.device) for _ in ways]
+        with eager or nullcontext():
+            for trees, state in zip(ways, states, strict=True):
+                self._read([row], [range(1)], trees, state, None)
+        return torch.cat([state.all[0] for state in states]).view(torch.uint8).cpu()
 
     def _plan(
         self, rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
@@ -485,14 +499,17 @@ class LanguageModel(nn.Module):
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not used."""
         cache = self.state_cache
-        if cache is None or any(one.requires_grad for one in self.model.parameters()):
+        if cache is None or any(p.requires_grad for p in self.model.parameters()):
             return None
-        if why := "it is sharded" if self.is_sharded else state_cache.what_is_unknown(self.model):
+        # Adapters of edits and passes in float32 come and go within a run.
+        if self.is_sharded or any(
+            part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+            for part in self.model.modules()
+        ):
+            why = "it is sharded" if self.is_sharded else "its modules have hooks"
             warnings.warn(f"The LM is read without lm.state_cache: {why}.", stacklevel=2)
             return None
-        self._printed = self._printed or self.fingerprint
-        key = state_cache.state_key(self.model, self._printed, self.config)
-        cache.open(self.config.name_or_path, key)
+        cache.open(self.model, self.config, self._read_alone)
         return cache
 
     @contextmanager
@@ -586,7 +603,8 @@ class LanguageModel(nn.Module):
         cached = self._weights_print
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
-            cached = self._weights_print = (state, prints.fingerprint_weights(self.model))
+            weights = prints.fingerprint_tensors(self.model.state_dict())
+            cached = self._weights_print = (state, weights)
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),

@@ -6,9 +6,13 @@ oneDNN where rounding to bfloat16 is allowed, which oneDNN does on processors wi
 """
 
 import os
+import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,6 +36,25 @@ def set_precision(wanted: str) -> None:
     global _is_fast
     _is_fast = False
     torch.set_float32_matmul_precision(wanted)
+
+
+def conditions(device: torch.device) -> list[str]:
+    """Return what decides the bits of a product on a device: processor, threads and settings."""
+    backends: Any = torch.backends.mkldnn, torch.backends.cuda
+    # "none", as nothing was set, is ieee.
+    rounding = [backend.matmul.fp32_precision.replace("none", "ieee") for backend in backends]
+    if device.type == "cuda":
+        return [torch.cuda.get_device_name(device), *rounding]
+    capability = torch.backends.cpu.get_cpu_capability()
+    threads = f"{torch.get_num_threads()} threads"  # which divide sums
+    return [device.type, _cpu_model(), capability, threads, name(), *rounding]
+
+
+@cache
+def _cpu_model() -> str:
+    cpus = Path("/proc/cpuinfo")
+    text = cpus.read_text(encoding="utf-8") if cpus.is_file() else ""
+    return next(iter(re.findall("model name.*", text)), platform.processor())
 
 
 @contextmanager

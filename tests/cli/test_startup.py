@@ -26,7 +26,7 @@ def imported(*command: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "--version", "nonsense", "report nowhere", "audit --knowledge [mth]"],
+    ["--help", "--version", "nonsense", "report nowhere", "cache .", "audit --knowledge [mth]"],
 )
 def test_commands_that_need_no_lm_import_no_torch(arguments: str) -> None:
     assert not imported("-m", "lincorr_lightning", *arguments.split()) & HEAVY

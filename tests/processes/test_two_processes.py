@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,6 +156,41 @@ def test_probe(small_lm, one_and_two):
     assert one["n_fit"] + one["n_test"] == 181
     assert_close(one, two, 1e-6)
     tables(folders, 1e-6)
+
+
+def change_silu(rank: int) -> None:
+    silu = torch.nn.functional.silu
+    torch.nn.functional.silu = lambda x, inplace=False: silu(x) * 1.001
+
+
+def test_cache_of_states(small_lm, tmp_path):
+    """Ranks fill it together, find all prompts, and discard it where the LM computes others."""
+
+    def run(name: str, cache: str, prepare: Callable[[int], None] | None = None) -> str:
+        options = {
+            "model.lm.name_or_path": small_lm,
+            "model.lm.state_cache": cache,
+            "model.knowledge": "[city,country]",
+            "model.require_reference": "[]",
+            "data.n_subjects": 100,
+            "data.batch_size": 20,
+            "trainer.default_root_dir": tmp_path / name,
+        }
+        configs = ["--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml"]
+        arguments = [f"--{key}={value}" for key, value in options.items()]
+        done = run_in_two("fit", *configs, *arguments, *QUIET, prepare=prepare)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return str(done.stderr)
+
+    states = str(tmp_path / "states")
+    all_found = rf"(?m)^(\d+) of \1 prompts of {small_lm} were in {states}$"
+    assert not re.search(all_found, run("first", states))
+    log = run("second", states)
+    assert re.search(all_found, log) and "Discarding" not in log
+    assert numbers(tmp_path / "first") == numbers(tmp_path / "second")
+    log = run("changed", states, change_silu)
+    assert not re.search(all_found, log) and "Discarding" in log
+    assert numbers(tmp_path / "changed") != numbers(tmp_path / "first")
 
 
 def test_edits_made_elsewhere(small_lm, make_lm, one_and_two, tmp_path):
