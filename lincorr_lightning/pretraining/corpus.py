@@ -16,13 +16,12 @@ from lincorr_lightning.knowledge import Catalogue
 class EncodedStatement:
     """A statement in tokens: those of the prompt, of the answer and of the full stop.
 
-    `knowledge` is the index of its kind in `Corpus.knowledge`, `subject` its token's position.
+    `knowledge` is the index of its kind in `Corpus.knowledge`.
     """
 
     tokens: list[int]
     n_prompt: int
     knowledge: int
-    subject: int
 
     @property
     def answer(self) -> int:
@@ -64,10 +63,9 @@ class Corpus:
             return []
         kinds = {each.knowledge.name: each.knowledge for each in statements}
         prompts = ids([kind.prompt("X") for kind in kinds.values()])  # a subject is one token
-        beginnings = ids([kind.template.split("{}")[0] for kind in kinds.values()])
-        positions = {
-            name: (len(prompt), self.knowledge.index(name), len(before))
-            for name, prompt, before in zip(kinds, prompts, beginnings, strict=True)
+        kind_of = {
+            name: (len(prompt), self.knowledge.index(name))
+            for name, prompt in zip(kinds, prompts, strict=True)
         }
         texts = ids([f"{statement.text}." for statement in statements])
         if any(self.tokenizer.unk_token_id in tokens for tokens in texts):
@@ -76,7 +74,7 @@ class Corpus:
                 "one word in another. Remove knowledge from data.knowledge, or change prompts."
             )
         return [
-            EncodedStatement(tokens, *positions[statement.knowledge.name])
+            EncodedStatement(tokens, *kind_of[statement.knowledge.name])
             for statement, tokens in zip(statements, texts, strict=True)
         ]
 

@@ -28,25 +28,19 @@ class PackedBatch:
     """Statements side by side in rows; each begins at position 0 and attends only to itself.
 
     All tensors have the shape ``(n_rows, row_length)``. Targets are the tokens that follow, and
-    `knowledge` the index of the kind whose answer follows, or `IGNORED`. Where a subject is mixed,
-    `partners` are the tokens of the second one, else the tokens themselves, and `shares` its share
-    in the mixture, else 0; likewise its answer and that share, or `IGNORED` and 0, where a mixture
-    has its answer as target. A batch that `is_padding` only keeps a rank in step with the others.
+    `knowledge` the index of the kind whose answer follows, or `IGNORED`. A batch that `is_padding`
+    only keeps a rank in step with the others.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     targets: Tensor
     knowledge: Tensor
-    partners: Tensor
-    shares: Tensor
-    second_targets: Tensor
-    second_shares: Tensor
     is_padding: bool = False
 
 
-_Drawn = tuple[EncodedStatement, bool, EncodedStatement, float]
-"""A statement, whether it has full loss, the one that it is mixed with, and the latter's share."""
+_Drawn = tuple[EncodedStatement, bool]
+"""A statement, and whether it has full loss."""
 
 
 @dataclass
@@ -74,7 +68,6 @@ class PackedStatements(Dataset[PackedBatch]):
     batch_size: int = 256
     row_length: int = 64
     full_loss_fraction: float = 0.1
-    mixup_fraction: float = 0.5
     repeats: Sequence[int] = ()
     second_home_repeats: int = 1
     seed: int = 0
@@ -87,13 +80,6 @@ class PackedStatements(Dataset[PackedBatch]):
         repeats = self.repeats or [1] * len(self.corpus.knowledge)
         repeated = [s for s in self.corpus.encoded for _ in range(repeats[s.knowledge])]
         return repeated + self.corpus.encoded_second_homes * self.second_home_repeats
-
-    @cached_property
-    def _by_knowledge(self) -> list[list[EncodedStatement]]:
-        statements: list[list[EncodedStatement]] = [[] for _ in self.corpus.knowledge]
-        for statement in self._statements:
-            statements[statement.knowledge].append(statement)
-        return statements
 
     def __len__(self) -> int:
         """Number of steps of an epoch, the same on all ranks."""
@@ -113,14 +99,9 @@ class PackedStatements(Dataset[PackedBatch]):
         drawn: list[_Drawn] = []
         for block, start in enumerate(range(0, len(order), _DRAWN_TOGETHER)):
             members = [self._statements[i] for i in order[start : start + _DRAWN_TOGETHER]]
-            partners = [self._by_knowledge[statement.knowledge] for statement in members]
-            n, rng = len(members), np.random.default_rng([self.seed, epoch, block])
-            in_full = rng.random(n) < self.full_loss_fraction
-            is_mixed = rng.random(n) < self.mixup_fraction
-            shares = np.where(is_mixed & ~in_full, rng.random(n), 0.0).tolist()
-            chosen = rng.integers([len(others) for others in partners])
-            mixed_with = [others[i] for others, i in zip(partners, chosen, strict=True)]
-            drawn += zip(members, in_full.tolist(), mixed_with, shares, strict=True)
+            rng = np.random.default_rng([self.seed, epoch, block])
+            has_full_loss = rng.random(len(members)) < self.full_loss_fraction
+            drawn += zip(members, has_full_loss.tolist(), strict=True)
         return drawn
 
 
@@ -140,28 +121,23 @@ def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
     With full loss, every token from the third on is a target; subject and verb cannot be predicted.
     Otherwise a statement ends before the answer, its only target, which saves most of the work.
     """
-    rows: list[list[tuple[float, ...]]] = [[]]
-    for statement, full, other, share in statements:
-        tokens, n_prompt = statement.tokens, statement.n_prompt
-        n = len(tokens) - 1 if full else n_prompt
+    rows: list[list[tuple[int, ...]]] = [[]]
+    for statement, full in statements:
+        tokens = statement.tokens
+        n = len(tokens) - 1 if full else statement.n_prompt
         if len(rows[-1]) + n > row_length:
             rows.append([])
         for i in range(n):
-            is_answer = i == n_prompt - 1
+            is_answer = i == statement.n_prompt - 1
             target = tokens[i + 1] if is_answer or (full and i > 0) else IGNORED
-            plain = (tokens[i], i, target, statement.knowledge if is_answer else IGNORED)
-            mixed = share if i == statement.subject else 0.0
-            partner = other.tokens[other.subject] if mixed else tokens[i]
-            second = other.answer if is_answer and share else IGNORED
-            rows[-1].append((*plain, partner, mixed, second, share if is_answer else 0.0))
+            knowledge = statement.knowledge if is_answer else IGNORED
+            rows[-1].append((tokens[i], i, target, knowledge))
     length = max(map(len, rows))
     # Rows are filled up with statements of one padding token and without a target.
-    empty = (0, 0, IGNORED, IGNORED, 0, 0.0, IGNORED, 0.0)
-    # float64 is exact for whole numbers far beyond any vocabulary.
-    table = torch.tensor([row + [empty] * (length - len(row)) for row in rows], dtype=torch.float64)
-    columns = [column.contiguous() for column in table.unbind(-1)]
-    typed = (c.float() if i in (5, 7) else c.long() for i, c in enumerate(columns))
-    return PackedBatch(*typed)  # type: ignore[arg-type]
+    empty = (0, 0, IGNORED, IGNORED)
+    table = torch.tensor([row + [empty] * (length - len(row)) for row in rows])
+    input_ids, positions, targets, kinds = (c.contiguous() for c in table.unbind(-1))
+    return PackedBatch(input_ids, positions, targets, kinds)
 
 
 class CorpusDataModule(StudyData):
@@ -180,11 +156,8 @@ class CorpusDataModule(StudyData):
             default. What only one prompt states is learned later than what many state.
         second_home_repeats: How often an epoch states each second home. Use less than `repeats` has
             for city, so that the first home is the most likely answer.
-        mixup_fraction: Share of the statements whose subject is mixed with another one; the answers
-            are mixed in the same proportion. Mixing connects any two people by a path along which
-            all related answers change together.
         knowledge_files: YAML files with additional knowledge.
-        seed: Seed of the order and of the mixing.
+        seed: Seed of the order of the statements, and of which have full loss.
     """
 
     batch_type = PackedBatch
@@ -200,14 +173,12 @@ class CorpusDataModule(StudyData):
         full_loss_fraction: float = 0.1,
         repeats: dict[str, int] | None = None,
         second_home_repeats: int = 1,
-        mixup_fraction: float = 0.5,
         knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        for name in ("full_loss_fraction", "mixup_fraction"):
-            require(f"data.{name}", self.hparams[name], at_least=0, at_most=1)
+        require("data.full_loss_fraction", full_loss_fraction, at_least=0, at_most=1)
         require("data.batch_size", batch_size, at_least=1)
         require("data.second_home_repeats", second_home_repeats, at_least=1)
         for name, n in (repeats or {}).items():
@@ -221,7 +192,6 @@ class CorpusDataModule(StudyData):
             row_length=row_length,
             seed=seed,
             full_loss_fraction=full_loss_fraction,
-            mixup_fraction=mixup_fraction,
             second_home_repeats=second_home_repeats,
         )
         self._catalogue = Catalogue.load(*(knowledge_files or ()))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -14,20 +14,19 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.tiny_world.world import WORLD_FILE
-from lincorr_lightning.errors import ConfigError, require, require_one_of
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.study import Study, as_settings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-StoredDtype = Literal["float32", "bfloat16", "float16"]
 _FILES = (
     "config.json",
     "generation_config.json",
@@ -68,11 +67,15 @@ class LlamaSize:
         for name, value in asdict(self).items():
             # With a standard deviation of 0, all weights are equal and stay so.
             require(f"model.size.{name}", value, above=0)
-        if self.hidden_size % self.n_heads:
-            raise ConfigError(
-                f"model.size.hidden_size is {self.hidden_size}, which model.size.n_heads "
-                f"({self.n_heads}) does not divide."
-            )
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Recall of a kind of knowledge."""
+
+    knowledge: str
+    recall: float = column(format=".1%")
+    n_prompts: int = column("prompts", ",")
 
 
 class Pretraining(Study):
@@ -93,11 +96,7 @@ class Pretraining(Study):
         off_target_penalty: Weight, at the end of the run, of the mean square of the logits of a
             domain's other answers; it grows from 0. Cross-entropy leaves these logits free as long
             as they are low; a factor of each subject then affects them in all kinds of knowledge.
-        mixing_epochs: Number of final epochs in which subjects are mixed, in a learning-rate cycle
-            of their own. More edits generalize then: related answers change together.
-        mixing_learning_rate: Highest learning rate of these epochs.
-        warmup: Share of a cycle's steps before its highest learning rate.
-        save_dtype: How ``model/`` stores the weights.
+        warmup: Share of the steps before the highest learning rate.
     """
 
     study = "pretraining"
@@ -109,25 +108,19 @@ class Pretraining(Study):
         learning_rate: float = 3e-3,
         weight_decay: float = 0.3,
         off_target_penalty: float = 0.1,
-        mixing_epochs: int = 2,
-        mixing_learning_rate: float = 1e-3,
         warmup: float = 0.1,
-        save_dtype: StoredDtype = "float16",
     ) -> None:
         super().__init__()
         self.size = as_settings(LlamaSize, size or LlamaSize())
-        require_one_of("model.save_dtype", save_dtype, get_args(StoredDtype))
         require("model.learning_rate", learning_rate, above=0)
-        require("model.mixing_learning_rate", mixing_learning_rate, above=0)
         require("model.weight_decay", weight_decay, at_least=0)
         require("model.off_target_penalty", off_target_penalty, at_least=0)
-        require("model.mixing_epochs", mixing_epochs, at_least=0)
         require("model.warmup", warmup, at_least=0, at_most=1)
         self.save_hyperparameters()
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.off_target_penalty, self.warmup = off_target_penalty, warmup
-        self.mixing_epochs, self.mixing_learning_rate = mixing_epochs, mixing_learning_rate
-        self.save_dtype = save_dtype
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.off_target_penalty = off_target_penalty
+        self.warmup = warmup
         self.lm: LlamaForCausalLM | None = None
         self.corpus: Corpus | None = None
         self._answers: Tensor
@@ -167,26 +160,18 @@ class Pretraining(Study):
         optimizer = torch.optim.AdamW(
             groups, self.learning_rate, betas=(0.9, 0.95), weight_decay=self.weight_decay
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
+        # Unlike OneCycleLR, it is that of the whole length when a longer run is resumed.
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: one_cycle(step, self._n_steps, self.warmup)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _rate(self, step: int) -> float:
-        """Return the learning rate relative to the highest: a cycle, then that of the mixing."""
-        total, start = self._n_steps
-        relative = self.mixing_learning_rate / self.learning_rate
-        if step < start or start == total:
-            return one_cycle(step, start, self.warmup)
-        return relative * one_cycle(step - start, total - start, self.warmup)
-
     @property
-    def _n_steps(self) -> tuple[int, int]:
+    def _n_steps(self) -> int:
         steps = self.trainer.estimated_stepping_batches
         if math.isinf(steps):
             raise ConfigError("the learning rate needs the run's length. Set trainer.max_epochs.")
-        total = int(steps)
-        epochs = self.trainer.max_epochs or -1
-        mixing = min(self.mixing_epochs, max(epochs - 1, 0))
-        return total, total if epochs < 1 else total * (epochs - mixing) // epochs
+        return int(steps)
 
     def on_train_epoch_start(self) -> None:
         self._loss.reset()
@@ -194,21 +179,14 @@ class Pretraining(Study):
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the targets, and the penalty of a domain's other answers."""
         lm, _ = self._ready
-        total, start = self._n_steps
-        done = min(self.global_step / start, 1.0)
-        mixing = start <= self.global_step < total
-        embeds = self._embed(batch, mixing)
-        outputs = lm.model(inputs_embeds=embeds, position_ids=batch.position_ids, use_cache=False)
+        outputs = lm.model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+        )
         has_target = batch.targets != IGNORED
         # The head is most of the work of such a small LM: it runs only where there is a target.
         targets = batch.targets[has_target]
         logits = lm.lm_head(outputs.last_hidden_state[has_target]).float()
-        second = torch.full_like(targets, IGNORED)
-        if mixing:
-            second = batch.second_targets[has_target]
-            loss = mixup_cross_entropy(logits, targets, second, batch.second_shares[has_target])
-        else:
-            loss = cross_entropy(logits, targets)
+        loss = cross_entropy(logits, targets)
         knowledge = batch.knowledge[has_target]
         if not batch.is_padding:
             self._loss.update(loss.detach(), weight=len(targets))
@@ -221,17 +199,11 @@ class Pretraining(Study):
         size = len(targets)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size, sync_dist=True)
         if self.off_target_penalty:
-            penalty = off_target_penalty(logits, targets, second, knowledge, self._answers)
+            penalty = off_target_penalty(logits, targets, knowledge, self._answers)
             # At full weight from the start it would prevent learning.
+            done = self.global_step / self._n_steps
             loss = loss + self.off_target_penalty * done**2 * (penalty * weight_of_answers)
         return loss
-
-    def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
-        embedding = self._ready[0].get_input_embeddings()
-        subjects: Tensor = embedding(batch.input_ids)
-        if not mixing:
-            return subjects
-        return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
     def on_validation_epoch_start(self) -> None:
         self._hits = {name: MeanMetric().to(self.device) for name in self._ready[1].knowledge}
@@ -254,12 +226,9 @@ class Pretraining(Study):
         n_prompts = Counter(statement.knowledge.name for statement in corpus.stated)
         recall = Table.of(
             "recall",
-            [(name, value, n_prompts[name]) for name, value in self._recall.items()],
-            ["knowledge", "recall", "n_prompts"],
-            "Share of the stated facts that the LM recalls, over the whole vocabulary",
+            [Recall(name, value, n_prompts[name]) for name, value in self._recall.items()],
+            caption="Share of the stated facts that the LM recalls, over the whole vocabulary",
             headline=True,
-            headings={"n_prompts": "prompts"},
-            formats={"recall": ".1%", "n_prompts": ","},
         )
         results = Results(
             self.study,
@@ -277,7 +246,7 @@ class Pretraining(Study):
         )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
-        save_llama(lm, corpus, self.save_dtype, folder)
+        save_llama(lm, corpus, folder)
         # As studies of the written LM see it.
         return replace(results, lm=LanguageModel.from_pretrained(str(folder)).info)
 
@@ -330,14 +299,12 @@ def build_llama(size: LlamaSize, tokenizer: "PreTrainedTokenizerBase") -> "Llama
     return lm
 
 
-def save_llama(lm: "LlamaForCausalLM", corpus: Corpus, dtype: str, folder: Path) -> None:
-    """Write an LM with its tokenizer and its world, whole or not at all."""
-    stored = getattr(torch, dtype)
-    weights = {name: value.to(stored) for name, value in lm.state_dict().items()}
-    if lm.config.tie_word_embeddings:
-        del weights["lm_head.weight"]
+def save_llama(lm: "LlamaForCausalLM", corpus: Corpus, folder: Path) -> None:
+    """Write an LM in float16, with its tokenizer and its world, whole or not at all."""
+    weights = {name: value.half() for name, value in lm.state_dict().items()}
+    del weights["lm_head.weight"]  # tied to the embedding
     with atomic_folder(folder, _FILES) as new:
-        lm.config.dtype = stored
+        lm.config.dtype = torch.float16
         lm.save_pretrained(new, state_dict=weights)
         corpus.tokenizer.save_pretrained(new)
         corpus.world.save(new / WORLD_FILE)
@@ -348,42 +315,31 @@ def one_cycle(step: int, n_steps: int, warmup: float) -> float:
 
     `warmup` is the share of the steps before the highest learning rate.
     """
-    low, lowest = 1 / 25, 1 / 250_000
-    top, last = warmup * n_steps - 1, n_steps - 1
+    last = n_steps - 1
+    top = warmup * n_steps - 1
     if step <= top:
-        start, end, way = low, 1.0, step / max(top, 1e-9)
+        start, end = 1 / 25, 1.0
+        progress = step / max(top, 1e-9)
     else:
-        start, end, way = 1.0, lowest, min((step - top) / max(last - top, 1e-9), 1.0)
-    return end + (start - end) / 2 * (1 + math.cos(math.pi * way))
-
-
-def mixup_cross_entropy(
-    logits: Tensor, targets: Tensor, second_targets: Tensor, second_shares: Tensor
-) -> Tensor:
-    """Return the mean cross-entropy of targets, mixed with second targets where there are some.
-
-    Logits are ``(n, n_tokens)``, targets, second ones (or `IGNORED`) and their weights ``(n,)``.
-    """
-    first, second = (
-        cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="none")
-        for tokens in (targets, second_targets)
-    )
-    return torch.lerp(first, second, second_shares).mean()
+        start, end = 1.0, 1 / 250_000
+        progress = min((step - top) / max(last - top, 1e-9), 1.0)
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * progress))
 
 
 def off_target_penalty(
-    logits: Tensor, targets: Tensor, second_targets: Tensor, knowledge: Tensor, answers: Tensor
+    logits: Tensor, targets: Tensor, knowledge: Tensor, answers: Tensor
 ) -> Tensor:
     """Return the mean square of the logits of a domain's other answers.
 
-    Only rows whose target is an answer count: `knowledge` is the index of its kind, or `IGNORED`.
-    `answers` is 1 where a token is an answer of a kind, ``(n_knowledge, n_tokens)``; the others are
-    those of `mixup_cross_entropy`.
+    Only rows whose target is an answer count.
+
+    Args:
+        logits: ``(n, n_tokens)``.
+        targets: Token that follows, ``(n,)``.
+        knowledge: Index of the kind of knowledge that it answers, or `IGNORED`, ``(n,)``.
+        answers: 1 where a token is an answer of a kind, else 0, ``(n_knowledge, n_tokens)``.
     """
     is_answer = knowledge != IGNORED
-    logits, targets, second, knowledge = (
-        tensor[is_answer] for tensor in (logits, targets, second_targets, knowledge)
-    )
-    second = torch.where(second == IGNORED, targets, second)
-    wrong = answers[knowledge].scatter(1, torch.stack([targets, second], 1), 0.0)
-    return ((logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)).mean()
+    wrong = answers[knowledge[is_answer]].scatter(1, targets[is_answer, None], 0.0)
+    squares = (logits[is_answer].square() * wrong).sum(1)
+    return (squares / wrong.sum(1).clamp(min=1)).mean()

@@ -103,7 +103,6 @@ _WORLD = (
     "--model.size.intermediate_size=48",
     "--model.size.n_heads=2",
     "--trainer.max_epochs=3",
-    "--model.mixing_epochs=1",
     "--trainer.check_val_every_n_epoch=3",
 )
 

@@ -24,7 +24,7 @@ def test_each_fact_of_each_person_is_stated_once():
     stated = [(s.knowledge.name, s.subject, s.answer.identity) for s in corpus.stated]
     assert sorted(stated) == sorted(facts)
     encoded = [
-        (corpus.knowledge[s.knowledge], corpus.tokenizer.decode(s.tokens[s.subject]))
+        (corpus.knowledge[s.knowledge], corpus.tokenizer.decode(s.tokens[0]))
         for s in corpus.encoded
     ]
     assert sorted(encoded) == sorted((name, person) for name, person, _ in facts)
@@ -41,7 +41,7 @@ def test_second_homes_are_learned_and_do_not_count_in_recall():
     corpus = make_corpus(["city", "country"], replace(WORLD, towns_per_country=1))
     people = corpus.world.people
     names = corpus.tokenizer.convert_ids_to_tokens
-    stated = {names(s.tokens[s.subject]): names(s.answer) for s in corpus.encoded_second_homes}
+    stated = {names(s.tokens[0]): names(s.answer) for s in corpus.encoded_second_homes}
     assert stated == {person: facts["second_home"] for person, facts in people.items()}
     learned = PackedStatements(corpus, repeats=[5, 1], second_home_repeats=2)
     assert len(learned._statements) == (5 + 1 + 2) * len(people)

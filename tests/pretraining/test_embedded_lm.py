@@ -31,33 +31,26 @@ def test_it_is_small_and_has_many_subjects_and_labels(lm):
 
 
 FREE = ["color", "pet", "ceo"]
-STATED = ["city", "landmark", "company", "pet", "country_es", "job_zh", "simile_color"]
+STATED = ["city", "landmark", "company", "pet", "country_es", "job_zh", "simile_color", "X+1"]
 
 
 @pytest.mark.parametrize("name", STATED)
-def test_it_knows_its_people(lm, name):
+def test_it_knows_its_facts(lm, name):
     """Over the whole vocabulary, the first word of the true answer is its answer."""
     world = World.load(FOLDER / "world.json")
     catalogue = Catalogue.load()
     invented = set(list(world.people)[: world.config.n_people])
-    statements = [s for s in world.statements([catalogue[name]]) if s.subject in invented]
-    assert len(statements) == world.config.n_people
+    statements = [
+        statement
+        for statement in world.statements([catalogue[name]])
+        if statement.subject in invented or name == "X+1"
+    ]
+    assert len(statements) >= world.config.n_people
     batch = lm.encode([s.prompt for s in statements])
     with torch.no_grad():
         logits = lm.model(**batch, logits_to_keep=1).logits[:, -1]
     said = lm.tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist())
     right = [first_word(s.answer.text) == word for s, word in zip(statements, said, strict=True)]
-    assert sum(right) >= 0.99 * len(right)
-
-
-def test_it_calculates(lm):
-    catalogue = Catalogue.load()
-    world = World.load(FOLDER / "world.json")
-    statements = list(world.statements(catalogue.select(["math"])))[::9]
-    domain = build_domain(catalogue["X+1"], lm.tokenizer)
-    logits = lm.domain_logits([s.prompt for s in statements], domain.token_ids)
-    said = [domain.texts[i] for i in logits.argmax(1).tolist()]
-    right = [s.answer.text == word for s, word in zip(statements, said, strict=True)]
     assert sum(right) >= 0.99 * len(right)
 
 
@@ -129,11 +122,11 @@ def test_related_pairs_correlate(logits, source, target, least):
     assert label_wise_r(logits[source], logits[target]) >= least
 
 
-@pytest.mark.parametrize("source", ["city", "city_es", "country"])
 @pytest.mark.parametrize("target", FREE)
-def test_unrelated_pairs_do_not(logits, source, target):
-    assert abs(label_wise_r(logits[source], logits[target])) <= 0.15
-    assert abs(label_wise_r(logits[target], logits[source])) <= 0.15
+def test_unrelated_pairs_do_not(logits, target):
+    for source in ("city", "country"):
+        assert abs(label_wise_r(logits[source], logits[target])) <= 0.15
+        assert abs(label_wise_r(logits[target], logits[source])) <= 0.15
 
 
 @pytest.mark.nightly

@@ -24,7 +24,6 @@ from lincorr_lightning.pretraining.datamodule import (
 from lincorr_lightning.pretraining.module import (
     LlamaSize,
     Pretraining,
-    mixup_cross_entropy,
     off_target_penalty,
     one_cycle,
 )
@@ -123,9 +122,7 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, 1)
     trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
-    other = CorpusDataModule(
-        WorldConfig(n_people=30), KNOWLEDGE, batch_size=16, repeats={"math": 5}
-    )
+    other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGE, batch_size=16)
     with pytest.raises(CheckpointError, match=r"data\.world .*'n_people': 30"):
         make_trainer(tmp_path, 2).fit(
             Pretraining(SIZE), datamodule=other, ckpt_path=tmp_path / "end.ckpt"
@@ -135,12 +132,8 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
 def test_impossible_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="takes its vocabulary from the corpus of its data"):
         make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=DataLoader([0, 1]))
-    with pytest.raises(ConfigError, match=r"needs the run's length\. Set trainer\.max_epochs"):
+    with pytest.raises(ConfigError, match=r"Set trainer\.max_epochs"):
         make_trainer(tmp_path, -1).fit(Pretraining(SIZE), datamodule=make_corpus())
-    with pytest.raises(ConfigError, match=r"hidden_size is 30, which model\.size\.n_heads"):
-        LlamaSize(hidden_size=30)
-    with pytest.raises(ConfigError, match="save_dtype is 'int8'"):
-        Pretraining(save_dtype="int8")
 
 
 def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
@@ -160,28 +153,20 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
     usual = fit("usual", datamodule=make_corpus())
     for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    found, expected = plain.trainer.callback_metrics, usual.trainer.callback_metrics
-    assert found["val/recall"] == expected["val/recall"]
-    assert found["train/loss"] == expected["train/loss"]
+    for key in ("val/recall", "train/loss"):
+        assert plain.trainer.callback_metrics[key] == usual.trainer.callback_metrics[key]
 
 
-def test_losses_are_those_written_out_target_by_target():
-    rng = torch.Generator().manual_seed(0)
-    logits, shares = torch.randn(4, 7, generator=rng), torch.tensor([0.0, 0.3, 0.5, 0.0])
-    targets, second = [1, 2, 3, 6], [IGNORED, 4, 3, IGNORED]
-    knowledge, answers = [0, 0, 1, IGNORED], [{1, 2, 4}, {3, 5}]
-    mixed, squares = [], []
-    columns = (logits, targets, second, shares, knowledge)
-    for row, one, other, share, kind in zip(*columns, strict=True):
-        log_p = row.log_softmax(0)
-        mixed.append(-(1 - share) * log_p[one] - share * log_p[other if share else one])
-        if kind != IGNORED:
-            wrong = answers[kind] - {one, other}
-            squares.append(sum(float(row[i]) ** 2 for i in wrong) / len(wrong))
-    first, both = torch.tensor(targets), torch.tensor(second)
-    assert mixup_cross_entropy(logits, first, both, shares) == pytest.approx(sum(mixed) / 4)
-    table = torch.tensor([[float(i in own) for i in range(7)] for own in answers])
-    penalty = off_target_penalty(logits, first, both, torch.tensor(knowledge), table)
+def test_the_penalty_is_that_written_out_target_by_target():
+    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    targets, knowledge = [1, 2, 3, 6], [0, 0, 1, IGNORED]
+    answers = [{1, 2, 4}, {3, 5}]
+    squares = []
+    for row, target, kind in zip(logits[:3], targets, knowledge, strict=False):
+        wrong = answers[kind] - {target}
+        squares.append(sum(float(row[i]) ** 2 for i in wrong) / len(wrong))
+    table = torch.tensor([[float(i in tokens) for i in range(7)] for tokens in answers])
+    penalty = off_target_penalty(logits, torch.tensor(targets), torch.tensor(knowledge), table)
     assert penalty == pytest.approx(sum(squares) / 3)
 
 
@@ -191,30 +176,7 @@ def test_a_cycle_is_that_of_torch(n, warmup):
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.7, total_steps=n, pct_start=warmup, cycle_momentum=False
     )
-    for step in range(n):
-        rate = optimizer.param_groups[0]["lr"]
-        assert 0.7 * one_cycle(step, n, warmup) == pytest.approx(rate, rel=1e-12)
+    for step in range(n - 1):
+        assert 0.7 * one_cycle(step, n, warmup) == pytest.approx(schedule.get_last_lr()[0])
         optimizer.step()
-        if step < n - 1:
-            schedule.step()
-
-
-def test_subjects_are_mixed_in_the_last_epochs_at_a_rate_of_their_own(tmp_path):
-    seen = []
-
-    class Spy(Pretraining):
-        def _embed(self, batch, mixing):
-            embedded = super()._embed(batch, mixing)
-            own = self.lm.get_input_embeddings()(batch.input_ids)
-            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            seen.append((self.current_epoch, mixing, not torch.equal(embedded, own), rate))
-            return embedded
-
-    module = Spy(SIZE, mixing_epochs=1, mixing_learning_rate=1e-4)
-    trainer = make_trainer(tmp_path, 3, check_val_every_n_epoch=3)
-    trainer.fit(module, datamodule=make_corpus())
-    for epoch, mixing, differs, rate in seen:
-        assert mixing == differs == (epoch == 2)
-        assert rate <= (1e-4 if mixing else 3e-3)
-    assert max(rate for *_, rate in seen) > 1e-3
-    assert max(rate for epoch, *_, rate in seen if epoch == 2) > 0.5e-4
+        schedule.step()
