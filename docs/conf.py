@@ -59,8 +59,8 @@ nitpick_ignore_regex = [
         r"BatchEncoding|DataFrame|DeviceMesh|L\.Trainer|MatplotlibFigure|Path|PreTrained\w+|Tensor",
     ),
     # Aliases of Literal and Mapping, which the docstrings spell out.
-    (r"py:class", r"Activation|Block|Candidates|Choice|EmbeddingSource|Entities|Examples|HookKind"),
-    (r"py:class", r"MappingName|(.*\.)?Phase|SampleBy|StoredDtype|SubjectKind"),
+    (r"py:class", r"Activation|Block|Candidates|Choice|Entities|Examples|HookKind"),
+    (r"py:class", r"MappingName|(.*\.)?Phase|SampleBy|SubjectKind"),
     (r"py:(class|obj)", r"AdapterContext|RowReader"),
     # In backticks, a single word in lower case is the name of an argument or a setting.
     (r"py:obj", r"[a-z]\w*"),

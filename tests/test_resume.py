@@ -196,7 +196,6 @@ FREE = {
     "data.training_tokens",
     "data.edits_file",
     "data.subjects_file",
-    "data.texts_file",
     "data.texts",
     "data.knowledge_files",
     "data.eval_batch_size",

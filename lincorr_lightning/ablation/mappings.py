@@ -1,7 +1,7 @@
 """Which target label belongs to which source label: the reference, and controls that break it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -63,32 +63,22 @@ class MappedLabels:
 def pair_labels(
     relation: TokenizedRelation,
     n: int | None = None,
-    only: Sequence[str] | None = None,
     seed: int = 0,
     n_per_target: int | None = None,
 ) -> PairedLabels:
     """Choose source labels, and for each the target label that is taught with it.
 
-    `n` labels with a target are chosen (None: all), or `n` of those whose texts `only` lists.
-    Targets are distinct as far as there are enough, and each has at most `n_per_target` sources; of
-    several right targets the first one in the domain is taught.
+    `n` labels with a target are chosen (None: all). Targets are distinct as far as there are
+    enough, and each has at most `n_per_target` sources (None: any number); of several right targets
+    the first one in the domain is taught.
     """
     relation.require_reference()
     target_of = {
         int(source): int(np.flatnonzero(relation.reference_mask[:, source])[0])
         for source in np.flatnonzero(relation.reference_mask.any(0))
     }
-    if only is not None:
-        position = source_positions(relation)
-        if unknown := [text for text in only if position.get(text) not in target_of]:
-            raise SubjectsError(
-                f"data.source_labels: {', '.join(map(repr, unknown))} cannot be taught: no single "
-                "token of this vocabulary stands for the answer of "
-                f"{relation.relation.source.name!r}, or none for its target in {relation.name}. "
-                "Remove them; `lincorr audit --details true` lists the labels."
-            )
-        target_of = {i: target_of[i] for i in sorted({position[text] for text in only})}
-    rng, by_target = np.random.default_rng([seed, 1]), defaultdict[int, list[int]](list)
+    by_target = defaultdict[int, list[int]](list)
+    rng = np.random.default_rng([seed, 1])
     shuffled = [int(source) for source in rng.permutation(sorted(target_of))]
     for source in shuffled:
         by_target[target_of[source]].append(source)
@@ -106,14 +96,6 @@ def pair_labels(
     return PairedLabels(relation, tuple(chosen), tuple(target_of[source] for source in chosen))
 
 
-def source_positions(relation: TokenizedRelation) -> dict[str, int]:
-    """Return the index of a source label by the text of its token or of an answer."""
-    labels = enumerate(relation.source.labels)
-    return {
-        text: i for i, label in labels for text in (label.text, *(a.text for a in label.answers))
-    }
-
-
 def map_labels(
     labels: PairedLabels, name: MappingName, tokenizer: PreTrainedTokenizerBase, seed: int = 0
 ) -> MappedLabels:
@@ -124,9 +106,12 @@ def map_labels(
     one, the same for all of them, so that what has one target still has; ``letters``: the
     reference, with both answers cut to their first letters.
     """
-    source, target, domain = labels.relation.source, labels.relation.target, labels.target_domain
+    source = labels.relation.source
+    target = labels.relation.target
+    domain = labels.target_domain
     taught = np.array(labels.targets)[:, None] == np.array(domain)  # (n_sources, n_domain)
-    order, renamed = list(range(len(labels))), domain
+    order = list(range(len(labels)))
+    renamed = domain
     if name == "permuted":
         order = _permutation(labels, labels.reference @ taught.T, seed)
     elif name == "permuted_targets":

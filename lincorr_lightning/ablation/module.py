@@ -21,22 +21,12 @@ from lincorr_lightning.ablation.datamodule import (
 )
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
 from lincorr_lightning.ablation.networks import Candidates, NetworkSettings, PooledTexts, Shares
-from lincorr_lightning.ablation.token_embedding import (
-    EmbeddingSource,
-    TokenEmbedding,
-    read_token_embedding,
-)
+from lincorr_lightning.ablation.token_embedding import TokenEmbedding, read_token_embedding
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require, require_one_of
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, log_scalars
-
-_ALL_PHASES = (
-    "networks are compared after all phases. Leave out trainer.max_steps, max_time, "
-    "limit_train_batches, overfit_batches and callbacks that end a run, or lower the epochs of "
-    "model.compose and model.learn."
-)
 
 
 class VocabularyAblation(studies.Study):
@@ -56,9 +46,8 @@ class VocabularyAblation(studies.Study):
     ``val/<phase>/<share>/<mapping>``, such as ``val/learn/generalized/reference``.
 
     Args:
-        lm: LM whose vocabulary is used; only the token embedding of a checkpoint is read.
-        embedding_source: Matrix that is both input and output, for an LM with an untied head:
-            ``input`` for its embedding, ``output`` for its head.
+        lm: LM whose vocabulary is used. Only the token embedding of its checkpoint is read; inputs
+            and outputs share it even if the LM's head is untied.
         mapping: ``reference``, ``permuted``, ``permuted_targets`` or ``letters``, or several.
         seeds: Seeds; each mapping is trained once per seed.
         skip_compose_baseline: Whether to also measure what is generalized without composing.
@@ -77,7 +66,6 @@ class VocabularyAblation(studies.Study):
     def __init__(
         self,
         lm: LMConfig = LMConfig(),
-        embedding_source: EmbeddingSource = "input",
         mapping: str | list[str] = "reference",
         seeds: list[int] | None = None,
         skip_compose_baseline: bool = True,
@@ -88,12 +76,13 @@ class VocabularyAblation(studies.Study):
         score_every: int = 10,
     ) -> None:
         super().__init__()
-        lm, network = studies.without_chat(lm), studies.as_settings(NetworkSettings, network)
+        lm = studies.without_chat(lm)
+        network = studies.as_settings(NetworkSettings, network)
         compose = studies.as_settings(PhaseSettings, compose)
         learn = LearnSettings(**studies.plain(learn))
-        mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
+        mapping = split_names(mapping)
+        seeds = [0] if seeds is None else list(seeds)
         require_one_of("model.candidates", candidates, get_args(Candidates))
-        require_one_of("model.embedding_source", embedding_source, get_args(EmbeddingSource))
         if not mapping or len(set(mapping)) < len(mapping) or not set(mapping) <= set(MAPPINGS):
             raise ConfigError(
                 f"model.mapping is {', '.join(mapping) or 'empty'}; it must be of "
@@ -101,16 +90,15 @@ class VocabularyAblation(studies.Study):
             )
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigError(f"model.seeds is {seeds}; it must hold whole numbers, each once.")
-        require("model.learn.epochs", learn.epochs, at_least=1)
         require("model.score_every", score_every, at_least=1)
         self.save_hyperparameters(logger=False)
-        self.embedding_source, self.candidates = embedding_source, candidates
-        self.network, self.trained, self.score_every = network, learn.train, score_every
-        phases: dict[PhaseName, PhaseSettings] = {"learn": learn}
-        if compose.epochs:
-            phases = {"compose": compose, "learn": learn}
-            if skip_compose_baseline:
-                phases = {"uncomposed": learn, **phases}
+        self.candidates = candidates
+        self.network = network
+        self.trained = learn.train
+        self.score_every = score_every
+        phases: dict[PhaseName, PhaseSettings] = {"compose": compose, "learn": learn}
+        if skip_compose_baseline:
+            phases = {"uncomposed": learn, **phases}
         self.plan = TrainingPlan(
             lm, cast(tuple[MappingName, ...], tuple(mapping)), tuple(seeds), phases
         )
@@ -127,9 +115,6 @@ class VocabularyAblation(studies.Study):
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
         studies.require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")
-        limits = self.trainer.max_steps, self.trainer.limit_train_batches
-        if limits != (-1, 1.0) and not is_dry_run(self.trainer):
-            raise ConfigError(_ALL_PHASES)
         if self.trainer.gradient_clip_val:
             raise ConfigError(
                 "trainer.gradient_clip_val must be null: all networks are trained side by side. "
@@ -151,14 +136,15 @@ class VocabularyAblation(studies.Study):
 
     def _make_networks(self, n_tokens: int) -> None:
         with torch.device("cpu"):  # the Trainer's device would draw other numbers
-            n, d = len(self.plan.seeds) * len(self.plan.mappings), self.embedding.weight.shape[1]
+            n = len(self.plan.seeds) * len(self.plan.mappings)
+            d = self.embedding.weight.shape[1]
             self.networks = networks.StackedNetworks(n, d, self.network, n_tokens)
             self.reset_networks()
 
     @cached_property
     def embedding(self) -> TokenEmbedding:
         """The token embedding."""
-        return read_token_embedding(self.plan.lm, self.embedding_source)
+        return read_token_embedding(self.plan.lm)
 
     def reset_networks(self) -> None:
         """Initialize the networks, at the beginning of a run and of all that learns anew.
@@ -172,10 +158,12 @@ class VocabularyAblation(studies.Study):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # Lightning's gradient scaler for float16 does not support the fused one.
         fused = self.trainer.precision != "16-mixed"
-        rate, embeddings = self.plan.phases["learn"].learning_rate, self.networks.embeddings
-        network = [one for one in self.networks.parameters() if one is not embeddings]
-        groups = [network] if embeddings is None else [network, [embeddings]]
-        return torch.optim.AdamW([{"params": one} for one in groups], lr=rate, fused=fused)
+        embeddings = self.networks.embeddings
+        groups = [{"params": [p for p in self.networks.parameters() if p is not embeddings]}]
+        if embeddings is not None:
+            groups.append({"params": [embeddings]})
+        # Each phase begins with its own learning rate.
+        return torch.optim.AdamW(groups, fused=fused)
 
     def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
         """Pool the texts; at the beginning of a phase, reset optimizer and networks."""
@@ -190,7 +178,7 @@ class VocabularyAblation(studies.Study):
             # With a rate of 0 nothing changes, and all parameters have gradients on all ranks.
             rate = 0.0 if train == other else settings.learning_rate
             group |= {"lr": rate, "weight_decay": settings.weight_decay}
-        if batch.phase != "learn" or "compose" not in self.plan.phases:
+        if batch.phase != "learn":
             self.reset_networks()
 
     def _pool(self, corpus: PairedCorpus) -> PooledTexts:
@@ -200,13 +188,15 @@ class VocabularyAblation(studies.Study):
                     f"the texts are for another study: {corpus.plan}. Pass plan=module.plan to "
                     "the data."
                 )
-            about = self.embedding, self.candidates, self.network, self.device
-            self.texts = PooledTexts(corpus, *about)
+            self.texts = PooledTexts(
+                corpus, self.embedding, self.candidates, self.network, self.device
+            )
         return self.texts
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of the networks' cross-entropies."""
-        self._batch, texts = batch, self._pool(batch.corpus)
+        self._batch = batch
+        texts = self._pool(batch.corpus)
         logits = texts.logits(self.networks, batch.rows)
         answers = texts.answers_to(batch.rows)
         losses = cross_entropy(logits.flatten(0, 1), answers.reshape(-1), reduction="none")
@@ -217,7 +207,7 @@ class VocabularyAblation(studies.Study):
             if not bool(mean.isfinite()):
                 raise NonFiniteError(
                     f"the loss is NaN or infinite in the phase {batch.phase}. Lower its "
-                    "learning_rate, or model.network.input_rms."
+                    "learning_rate."
                 )
             self.log("train/loss", mean, prog_bar=True, batch_size=batch.n_rows)
         return loss
@@ -253,7 +243,11 @@ class VocabularyAblation(studies.Study):
         from lincorr_lightning.ablation.results import ablation_results
 
         if "learn" not in self.scores and not is_dry_run(self.trainer):
-            raise ConfigError(_ALL_PHASES)
+            raise ConfigError(
+                "networks are compared after all phases. Leave out trainer.max_steps, max_time, "
+                "limit_train_batches, overfit_batches and callbacks that end a run, or lower the "
+                "epochs of model.compose and model.learn."
+            )
         # There are none if the run was resumed after the last step.
         texts = self.texts or self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         return ablation_results(
@@ -268,10 +262,10 @@ class VocabularyAblation(studies.Study):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
-        own = self.networks.embeddings
+        embeddings = self.networks.embeddings
         return {
             "embedding": self.embedding.fingerprint,
-            "n_tokens": 0 if own is None else own.shape[1],
+            "n_tokens": 0 if embeddings is None else embeddings.shape[1],
             "scores": self.scores,
             "history": self.history,
         }
@@ -282,4 +276,5 @@ class VocabularyAblation(studies.Study):
             self._make_networks(state["n_tokens"])
         now = {"lm": self.embedding.fingerprint}
         studies.require_same({"lm": state["embedding"]}, now, "model.")
-        self.scores, self.history = state["scores"], state["history"]
+        self.scores = state["scores"]
+        self.history = state["history"]

@@ -13,39 +13,30 @@ from transformers import PreTrainedTokenizerBase
 from lincorr_lightning.ablation.datamodule import PairedCorpus
 from lincorr_lightning.ablation.mappings import MappedLabels
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
-from lincorr_lightning.errors import require, require_one_of
+from lincorr_lightning.errors import require_one_of
 from lincorr_lightning.functional import macro_mean
 from lincorr_lightning.functional.precision import neighbor_weights
 
 Candidates = Literal["vocabulary", "texts"]
-Activation = Literal["gelu", "relu", "silu", "tanh"]
 NetworkKind = Literal["plain", "gated"]
+
+_INPUT_RMS = 0.3  # embeddings of LMs differ by a factor of ten
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
     """The feed-forward network, and how its inputs are standardized."""
 
-    width: int | None = None
-    """Number of hidden units; null takes four times the width of the embedding."""
-    activation: Activation | None = None
-    """One of gelu, relu, silu and tanh; null takes gelu, or silu if the network is gated."""
     residual: bool = True
     """Whether the pooled embedding is added to the network's output."""
     center: bool = True
     """Whether the mean over all texts is subtracted from the pooled embeddings."""
-    input_rms: float | None = 0.3
-    """Root mean square that the inputs are scaled to; null leaves them unscaled."""
     kind: NetworkKind = "plain"
-    """``plain``, two linear layers, or ``gated``, the feed-forward network of LLaMA: without
-    biases, and with the activations multiplied by a third linear layer of the inputs."""
+    """``plain``, two linear layers and GELU, or ``gated``, the feed-forward network of LLaMA: SiLU,
+    no biases, and the activations multiplied by a third linear layer of the inputs."""
 
     def __post_init__(self) -> None:
         require_one_of("model.network.kind", self.kind, get_args(NetworkKind))
-        if self.width is not None:
-            require("model.network.width", self.width, at_least=1)
-        if self.input_rms is not None:
-            require("model.network.input_rms", self.input_rms, above=0)
 
 
 class StackedNetworks(nn.Module):
@@ -53,15 +44,17 @@ class StackedNetworks(nn.Module):
 
     Each is ``x + W₂ σ(W₁ x + b₁) + b₂``, gated ``x + W₂ (σ(W₁ x) ⊙ W₃ x)`` (without ``x +`` if not
     residual). A forward pass of all of them is batched matrix products; every network computes what
-    it would alone. Inputs and outputs have the width `d`. With `n_tokens`, each also has that many
-    `embeddings` of its own, which `PooledTexts` reads.
+    it would alone. Inputs and outputs have the width `d`, and there are four times as many hidden
+    units. With `n_tokens`, each network also trains that many `embeddings`, which `PooledTexts`
+    reads.
     """
 
     def __init__(self, n_networks: int, d: int, settings: NetworkSettings, n_tokens: int = 0):
         super().__init__()
-        width = settings.width or 4 * d
-        self.settings, gated = settings, settings.kind == "gated"
-        self.activation = settings.activation or ("silu" if gated else "gelu")
+        width = 4 * d
+        gated = settings.kind == "gated"
+        self.residual = settings.residual
+        self.activation = nn.functional.silu if gated else nn.functional.gelu
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.zeros(n_networks, *shape))
@@ -87,12 +80,11 @@ class StackedNetworks(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of each network, of the inputs' shape ``(n_networks, n, d)``."""
-        activation = getattr(nn.functional, self.activation)
-        hidden = activation(_affine(self.bias_in, inputs, self.weight_in))
+        hidden = self.activation(_affine(self.bias_in, inputs, self.weight_in))
         if self.weight_up is not None:
             hidden = hidden * torch.bmm(inputs, self.weight_up)
         outputs = _affine(self.bias_out, hidden, self.weight_out)
-        return inputs + outputs if self.settings.residual else outputs
+        return inputs + outputs if self.residual else outputs
 
 
 def _affine(bias: Tensor | None, inputs: Tensor, weight: Tensor) -> Tensor:
@@ -128,26 +120,23 @@ class PooledTexts:
         device: torch.device | str = "cpu",
     ) -> None:
         self.corpus = corpus
-        self.n_seeds, self.n_mappings = len(corpus.plan.seeds), len(corpus.plan.mappings)
+        self.n_seeds = len(corpus.plan.seeds)
+        self.n_mappings = len(corpus.plan.mappings)
         pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])
         # Texts are centered and scaled by seed, without regard to their answers.
         if settings.center:
             pooled = pooled - pooled.mean(1, keepdim=True)
-        scale = torch.ones(self.n_seeds, 1, 1)
-        if settings.input_rms is not None:
-            scale = settings.input_rms / pooled.pow(2).mean((1, 2), keepdim=True).sqrt()
-            pooled = pooled * scale
-        own = corpus.new_tokens
-        rows = [embedding.rows(tokens) for tokens in own]
+        scale = _INPUT_RMS / pooled.pow(2).mean((1, 2), keepdim=True).sqrt()
+        self.pooled = (pooled * scale).contiguous().to(device)
+        rows = [embedding.rows(tokens) for tokens in corpus.new_tokens]
         self.embeddings = pad_sequence(rows, batch_first=True).to(device)
         parts = torch.zeros(*pooled.shape[:2], self.embeddings.shape[1])
         for s, all_tokens in enumerate(corpus.token_ids):
-            column = {token: i for i, token in enumerate(own[s])}
+            column = {token: i for i, token in enumerate(corpus.new_tokens[s])}
             for i, tokens in enumerate(all_tokens):
                 for token in column.keys() & set(tokens):
                     parts[s, i, column[token]] = tokens.count(token) / len(tokens)
         self.parts = (parts * scale).to(device)
-        self.pooled = pooled.contiguous().to(device)
         if candidates == "vocabulary":
             self.candidate_tokens = [list(range(len(embedding.weight)))] * self.n_seeds
             head = embedding.weight.float().T[None]

@@ -9,7 +9,7 @@ from functools import partial
 
 from pandas import DataFrame, concat
 
-from lincorr_lightning.ablation.datamodule import COLUMNS, PairedCorpus
+from lincorr_lightning.ablation.datamodule import PairedCorpus
 from lincorr_lightning.ablation.networks import Shares
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
@@ -121,7 +121,7 @@ def _tables(
         "subject", "source_answer", generalized="generalized"
     )
     texts = corpus.texts[0].rows(corpus.labels)
-    yield Table.of("texts", texts, COLUMNS, "Texts of the first seed, a valid data.texts_file")
+    yield Table.of("texts", texts, caption="Texts of the first seed")
 
 
 def _summarize(

@@ -2,18 +2,15 @@
 
 import logging
 import re
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.io import read_json
@@ -25,10 +22,8 @@ from lincorr_lightning.lm.modes import dtype_name
 
 _log = logging.getLogger(__name__)
 
-EmbeddingSource = Literal["input", "output"]
-
-# How the names of the two matrices end, in the architectures of transformers and in GGUF files.
-_INPUTS = (
+# How the name of the matrix ends, in the architectures of transformers.
+_ENDINGS = (
     "embed_tokens.weight",
     "wte.weight",
     "word_embeddings.weight",
@@ -37,26 +32,13 @@ _INPUTS = (
     "embed_in.weight",
     "word_embedding.weight",
     "token_embedding.weight",
-    "token_embd.weight",
     "embeddings.weight",
     "tokens_embed.weight",
     "input_embedding.weight",
 )
-_HEADS = (
-    "lm_head.weight",
-    "embed_out.weight",
-    "output_layer.weight",
-    "output.weight",
-    "lm_head.decoder.weight",
-    "predictions.decoder.weight",
-    "pred_layer.proj.weight",
-    "head.weight",
-)
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 _MAX_LISTED = 12
 _COPY_AGAIN = "Copy or download the whole checkpoint again, or pass another one."
-
-_Tensors = dict[str, Callable[[], Tensor]]  #: How to read each tensor of a checkpoint.
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +46,7 @@ class TokenEmbedding:
     """The token embedding of a checkpoint, with its tokenizer."""
 
     weight: Tensor
-    """Embedding matrix in the checkpoint's precision, ``(n_tokens, d)``; mapped from the file."""
+    """Embedding matrix in the checkpoint's precision, ``(n_tokens, d)``."""
     key: str  #: Name of the matrix in the checkpoint.
     tokenizer: PreTrainedTokenizerBase
     checkpoint: Checkpoint
@@ -103,38 +85,32 @@ class TokenEmbedding:
         return nn.functional.embedding_bag(positions, rows, starts, mode="mean").float()
 
 
-def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") -> TokenEmbedding:
-    """Read the token embedding of a checkpoint, and its tokenizer.
+def read_token_embedding(config: LMConfig) -> TokenEmbedding:
+    """Read the input embedding of a checkpoint, and its tokenizer.
 
-    Any Hugging Face checkpoint with an input embedding is supported: a decoder, an encoder, or
-    both. The matrix is known by its name; of the checkpoint, only the file that holds it is opened,
-    and only the matrix is read from it, in its stored precision (the `dtype` of the settings is
-    ignored). Of an LM with an untied head, the `source` is the ``input``'s embedding or the head,
-    ``output``. A `LanguageModelError` if there is no such checkpoint or matrix, it cannot be read,
-    or it has fewer rows than the tokenizer has tokens.
+    A decoder, an encoder, or both are supported. Of safetensors, only the file that holds the
+    matrix is opened, and only the matrix is read, in its stored precision (the `dtype` of the
+    settings is ignored); it is known by its name. Other files, and an LM with an adapter, are read
+    whole.
+
+    Raises:
+        LanguageModelError: There is no such checkpoint or matrix, it cannot be read, it is no
+            matrix of floating-point numbers, or it has fewer rows than the tokenizer has tokens.
     """
     checkpoint = loading.find_checkpoint(config)
-    text_config = loading.read_config(checkpoint, must_be_causal=False).get_text_config()
+    lm_config = loading.read_config(checkpoint, must_be_causal=False)
     tokenizer = loading.read_tokenizer(checkpoint)
-    tensors = _tensors(checkpoint)
-    key, head = _find(tensors, _INPUTS), _find(tensors, _HEADS)
-    if key is None:
-        raise LanguageModelError(
-            f"{checkpoint} has no token embedding: its tensors are "
-            f"{', '.join(sorted(tensors)[:_MAX_LISTED])}, ... Pass a checkpoint with one."
-        )
-    ties = getattr(text_config, "tie_word_embeddings", False)
-    # A config that ties may have two matrices: .bin files store the one twice, T5 v1.1 has two.
-    if head is not None and not (ties and torch.equal(tensors[key](), tensors[head]())):
-        key, other = (head, key) if source == "output" else (key, head)
+    files = _files_of_tensors(checkpoint)
+    if files:
+        key = _find_embedding(checkpoint, files)
+        weight = _read_tensor(checkpoint, files[key], key)
+    else:
+        key, weight = _read_with_transformers(checkpoint, lm_config)
+    if not getattr(lm_config.get_text_config(), "tie_word_embeddings", True):
         _log.warning(
-            "The head of %s is not tied to its embedding: %s is used for both, and not %s. Choose "
-            "by model.embedding_source: input for the embedding, output for the head.",
+            "The head of %s is not tied to its embedding, which the ablation uses for both.",
             config.name_or_path,
-            key,
-            other,
         )
-    weight = tensors[key]()
     if weight.ndim != 2 or not weight.is_floating_point():
         raise LanguageModelError(
             f"{key} of {checkpoint} is {tuple(weight.shape)} in {weight.dtype}, not a matrix of "
@@ -150,71 +126,53 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     return TokenEmbedding(weight, key, tokenizer, checkpoint)
 
 
-def _find(keys: Iterable[str], endings: Sequence[str]) -> str | None:
-    """Return the shortest name outside of layers with the first of `endings` that occurs."""
+def _files_of_tensors(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the safetensors file of each tensor; none if the weights must be read otherwise."""
+    if checkpoint.adapter is not None or checkpoint.gguf_file is not None:
+        return {}
+    whole = "model.safetensors"
+    if path := loading.file_of(checkpoint, whole):
+        with explained(checkpoint, whole, _COPY_AGAIN), safe_open(path, framework="pt") as file:
+            return dict.fromkeys(file.keys(), whole)
+    index = f"{whole}.index.json"
+    if path := loading.file_of(checkpoint, index):
+        with explained(checkpoint, index, _COPY_AGAIN):
+            return dict(read_json(path, LanguageModelError, _COPY_AGAIN)["weight_map"])
+    return {}
+
+
+def _find_embedding(checkpoint: Checkpoint, keys: Iterable[str]) -> str:
+    """Return the shortest name outside of layers with the first of the endings that occurs."""
     outside = [key for key in sorted(keys, key=len) if not _IN_A_LAYER.search(key)]
-    return next((k for end in endings for k in outside if f".{k}".endswith(f".{end}")), None)
-
-
-def _gguf_tensors(checkpoint: Checkpoint) -> _Tensors:
-    """Open a GGUF file; its tensors have llama.cpp's names, and are dequantized to float32."""
-    import gguf
-
-    path = Path(checkpoint.location) / str(checkpoint.gguf_file)
-    with explained(checkpoint, "the tensors", "Is it complete? Compare its size."):
-        tensors = gguf.GGUFReader(path).tensors
-
-    def read(tensor: gguf.ReaderTensor) -> Tensor:
-        way_out = "Update the package gguf, or pass the checkpoint that the file was made from."
-        with explained(checkpoint, tensor.name, way_out):
-            return torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
-
-    return {tensor.name: partial(read, tensor) for tensor in tensors}
-
-
-def _tensors(checkpoint: Checkpoint) -> _Tensors:
-    """Open safetensors or torch's ``.bin``, whole or in shards, whichever transformers loads.
-
-    A GGUF file has llama.cpp's names; an LM with an adapter is read whole, to merge it.
-    """
-    if checkpoint.adapter is not None:
-        in_stored_dtype = replace(checkpoint, config=replace(checkpoint.config, dtype="auto"))
-        state = loading.read_model(in_stored_dtype, loading.read_config(checkpoint)).state_dict()
-        return {name: partial(state.__getitem__, name) for name in state}
-    if checkpoint.gguf_file is not None:
-        return _gguf_tensors(checkpoint)
-    for whole in ("model.safetensors", "pytorch_model.bin"):
-        index = f"{whole}.index.json"
-        if path := loading.file_of(checkpoint, whole):
-            with explained(checkpoint, whole, _COPY_AGAIN), _opened(path) as (names, _):
-                return {name: partial(_read, checkpoint, whole, name) for name in names}
-        if path := loading.file_of(checkpoint, index):
-            with explained(checkpoint, index, _COPY_AGAIN):
-                shards = read_json(path, LanguageModelError, _COPY_AGAIN)["weight_map"].items()
-            return {name: partial(_read, checkpoint, shard, name) for name, shard in shards}
+    for ending in _ENDINGS:
+        for key in outside:
+            if f".{key}".endswith(f".{ending}"):
+                return key
     raise LanguageModelError(
-        f"{checkpoint} has no weights: neither model.safetensors nor pytorch_model.bin, nor an "
-        f"index of shards. {_COPY_AGAIN}"
+        f"{checkpoint} has no token embedding: its tensors are "
+        f"{', '.join(sorted(keys)[:_MAX_LISTED])}, ... Pass a checkpoint with one."
     )
 
 
-def _read(checkpoint: Checkpoint, file: str, key: str) -> Tensor:
-    if (path := loading.file_of(checkpoint, file)) is None:
+def _read_tensor(checkpoint: Checkpoint, file: str, key: str) -> Tensor:
+    path = loading.file_of(checkpoint, file)
+    if path is None:
         raise LanguageModelError(
             f"{checkpoint} lacks the file {file}, in which its index puts {key}. {_COPY_AGAIN}"
         )
-    with explained(checkpoint, file, _COPY_AGAIN), _opened(path) as (_, read):
-        return read(key).detach()
+    with explained(checkpoint, file, _COPY_AGAIN), safe_open(path, framework="pt") as tensors:
+        weight: Tensor = tensors.get_tensor(key)
+    return weight
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Iterable[str], Callable[[str], Tensor]]]:
-    if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            yield file.keys(), file.get_tensor
-        return
-    # Files of torch before 1.6 are not zip archives and cannot be mapped: they are read whole.
-    tensors: dict[str, Tensor] = torch.load(
-        path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
-    )
-    yield tensors.keys(), tensors.__getitem__
+def _read_with_transformers(
+    checkpoint: Checkpoint, lm_config: PreTrainedConfig
+) -> tuple[str, Tensor]:
+    """Read the LM whole: a GGUF file, a ``.bin`` of torch, or with the adapter to merge."""
+    # The numbers of a GGUF file are dequantized to float32.
+    is_gguf = checkpoint.gguf_file is not None
+    settings = replace(checkpoint.config, dtype="float32" if is_gguf else "auto")
+    lm: Any = loading.read_model(replace(checkpoint, config=settings), lm_config)
+    weight: Tensor = lm.get_input_embeddings().weight
+    key = next(name for name, parameter in lm.named_parameters() if parameter is weight)
+    return key, weight.detach()

@@ -1,4 +1,6 @@
-"""Batches, their data module, and networks side by side."""
+"""Subjects and their answers, the batches of them, and what is right without a network."""
+
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -6,11 +8,18 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from lincorr_lightning.ablation.datamodule import PairedTextsDataModule, PhaseDataset, PhaseSettings
+from lincorr_lightning.ablation.datamodule import (
+    PairedTextsDataModule,
+    PhaseDataset,
+    PhaseSettings,
+    sample_texts,
+)
+from lincorr_lightning.ablation.mappings import map_labels, pair_labels
 from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.ablation.networks import NetworkSettings, PooledTexts, baselines
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 
 
@@ -33,28 +42,43 @@ def test_every_text_is_read_once_an_epoch(world_size, n_paired, small_lm):
     paired = [*range(n_paired), *range(n, n + n_paired)]
     for (phase, _), rows in read.items():
         for seed in range(2):
-            found = sorted(torch.cat(rows, 1)[seed].tolist())
-            assert found == (paired if phase == "compose" else list(range(n_paired, n)))
+            texts = sorted(torch.cat(rows, 1)[seed].tolist())
+            assert texts == (paired if phase == "compose" else list(range(n_paired, n)))
     assert len(read) == 5
-    with pytest.raises(IndexError):
-        parts[0][len(parts[0])]
 
 
-def test_a_file_brings_its_own_source_labels(small_lm, tmp_path):
-    file = tmp_path / "texts.csv"
-    file.write_text(
-        "phase,subject,source\ncompose,name1,Paris\ncompose,name2,Rome\nlearn,name3,Rome\n"
-    )
-    plan = VocabularyAblation(LMConfig(small_lm), seeds=[0, 5]).plan
-    data = PairedTextsDataModule(plan, texts_file=str(file))
-    data.setup()
-    corpus = data.corpus
-    assert {corpus.labels.source_text(i) for i in range(len(corpus.labels))} == {"Paris", "Rome"}
-    assert corpus.texts[0] == corpus.texts[1]
-    assert corpus.texts[0].subjects == ("name1", "name2", "name3")
-    file.write_text("phase,subject,source\ncompose,name1,Paris\nlearn,name2,Gotham\n")
-    with pytest.raises(SubjectsError, match=r"'Gotham' cannot be taught"):
-        PairedTextsDataModule(plan, texts_file=str(file)).setup()
+def labels_of(tokenizer, n=None):
+    return pair_labels(TokenizedRelation.of("city->country", Catalogue.load(), tokenizer), n)
+
+
+def test_texts_never_give_an_answer_away(world_tokenizer):
+    labels = labels_of(world_tokenizer, 20)
+    texts = sample_texts(labels, world_tokenizer, 1024, 128, seed=5)
+    assert (
+        len(set(texts.subjects)) == len(texts.subjects) == 1152
+    )  # so no subject of one phase is in the other
+    answers = {
+        token
+        for name in ("reference", "permuted", "letters")
+        for mapped in [map_labels(labels, name, world_tokenizer)]
+        for token in (*mapped.source_tokens, *mapped.target_tokens)
+    }
+    prompts = labels.relation.source_prompts(texts.subjects)
+    prompts += labels.relation.target_prompts(texts.subjects)
+    rows = world_tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    assert not any(answers & set(ids) for ids in rows)
+    assert not any(world_tokenizer.unk_token_id in ids for ids in rows)
+    for part in (texts.answers[:1024], texts.answers[1024:]):
+        counts = Counter(part)
+        assert len(counts) == 20
+        assert max(counts.values()) - min(counts.values()) <= 1
+    assert sample_texts(labels, world_tokenizer, 1024, 128, 5) == texts
+    assert sample_texts(labels, world_tokenizer, 1024, 128, 6).subjects != texts.subjects
+
+
+def test_too_few_subjects_say_how_many_there_are(tokenizer):
+    with pytest.raises(SubjectsError, match=r"5128 subjects.*the vocabulary has \d+"):
+        sample_texts(labels_of(tokenizer), tokenizer, 5000, 128, 0)
 
 
 def test_unusable_settings_are_refused():
@@ -62,8 +86,6 @@ def test_unusable_settings_are_refused():
         PairedTextsDataModule().setup()
     with pytest.raises(ConfigError, match="max_source_labels"):
         PairedTextsDataModule(max_source_labels=1)
-    with pytest.raises(ConfigError, match="max_sources_per_target is 0"):
-        PairedTextsDataModule(max_sources_per_target=0)
 
 
 def two_seeds(*mapping):

@@ -74,13 +74,13 @@ def test_permuted_targets_are_the_same_for_all_sources_of_a_target(world_tokeniz
 @pytest.mark.parametrize("most", [1, 3])
 def test_targets_have_few_sources(most, world_tokenizer):
     relation = TokenizedRelation.of("country->continent", Catalogue.load(), world_tokenizer)
-    every, few = pair_labels(relation, seed=2), pair_labels(relation, None, None, 2, most)
+    every, few = pair_labels(relation, seed=2), pair_labels(relation, None, 2, most)
     counts = Counter(every.targets)
     assert max(counts.values()) > most
     assert Counter(few.targets) == {target: min(n, most) for target, n in counts.items()}
-    assert pair_labels(relation, None, None, 3, most).sources != few.sources
+    assert pair_labels(relation, None, 3, most).sources != few.sources
     with pytest.raises(SubjectsError, match=r"raise data\.max_sources_per_target"):
-        pair_labels(relation, len(few) + 1, None, 2, most)
+        pair_labels(relation, len(few) + 1, 2, most)
 
 
 def test_no_permutation_where_one_target_is_right_for_most(relation, tokenizer):
@@ -109,16 +109,3 @@ def test_letters_are_the_first_of_both_answers(world_tokenizer):
 def test_letters_need_a_vocabulary_that_spells(relation, tokenizer):
     with pytest.raises(DomainError, match=r"'P'.*not single tokens.*model.mapping"):
         map_labels(pair_labels(relation), "letters", tokenizer)
-
-
-def test_too_few_pairs_say_how_many_there_are(relation):
-    usable = int(relation.reference_mask.any(0).sum())
-    with pytest.raises(SubjectsError, match=f"has {usable} usable pairs.*{usable + 1} are needed"):
-        pair_labels(relation, usable + 1)
-
-
-def test_source_labels_must_be_single_tokens_with_a_target(relation):
-    right = relation.reference_mask.copy()
-    right[:, relation.source.texts.index("Lima")] = False
-    with pytest.raises(SubjectsError, match=r"'Gotham', 'Lima' cannot be taught"):
-        pair_labels(replace(relation, reference_mask=right), only=["Paris", "Gotham", "Lima"])

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lincorr_lightning.ablation.datamodule import LearnSettings, PhaseDataset
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
@@ -24,21 +23,8 @@ from tests.toys import NO_FILES, quiet_trainer, read_table
 SHARES = ("source_learned", "generalized", "unrestricted", "says_source", "macro_generalized")
 
 
-class Gated(torch.nn.Module):
-    """The feed-forward network of LLaMA, as transformers writes it."""
-
-    def __init__(self, d, width):
-        super().__init__()
-        self.gate_proj = torch.nn.Linear(d, width, bias=False)
-        self.up_proj = torch.nn.Linear(d, width, bias=False)
-        self.down_proj = torch.nn.Linear(width, d, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def plainly(run, lm, index):
-    """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step.
+def train_plainly(run, lm, index, phases):
+    """One network of a run after some phases: torch.nn.Linear, every text pooled at every step.
 
     Embeddings are the rows of a whole table, in which those of new subjects' tokens are trained.
     """
@@ -60,7 +46,7 @@ def plainly(run, lm, index):
     of_prompts = tokenizer(words, add_special_tokens=False)["input_ids"]
     new_rows = rows[paired.n_paired : len(paired.subjects)]
     new_tokens = sorted({token for ids in new_rows for token in ids} - set(of_prompts))
-    own = torch.nn.Parameter(vocabulary[new_tokens].clone())
+    new_embeddings = torch.nn.Parameter(vocabulary[new_tokens].clone())
     train = module.plan.phases["learn"].train
     answers = [
         tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens) for i in paired.answers
@@ -68,9 +54,10 @@ def plainly(run, lm, index):
     d = vocabulary.shape[1]
     drawn = StackedNetworks(1, d, module.network)
     drawn.reset([seed])
-    gated = module.network.kind == "gated"
-    if gated:
-        network = Gated(d, 4 * d)
+    if module.network.kind == "gated":
+        network = LlamaMLP(
+            LlamaConfig(hidden_size=d, intermediate_size=4 * d, num_attention_heads=1)
+        )
         layers = [network.gate_proj, network.up_proj, network.down_proj]
         weights = [drawn.weight_in, drawn.weight_up, drawn.weight_out]
     else:
@@ -90,19 +77,19 @@ def plainly(run, lm, index):
     optimizer = None
 
     def logits(which):
-        table = vocabulary.index_copy(0, torch.tensor(new_tokens), own)
+        table = vocabulary.index_copy(0, torch.tensor(new_tokens), new_embeddings)
         x = (torch.stack([table[rows[i]].mean(0) for i in which]) - middle) * scale
         return (x + network(x)) @ vocabulary[candidates].T
 
     for batch in (steps[i] for i in range(len(steps))):
-        if batch.phase == "uncomposed":
+        if batch.phase not in phases:
             continue
         if batch.begins:
             settings = COMPOSE if batch.phase == "compose" else LEARN
             way = "network" if batch.phase == "compose" else train
             of_network = [] if way == "embeddings" else [*network.parameters()]
             optimizer = torch.optim.AdamW(
-                of_network + ([] if way == "network" else [own]),
+                of_network + ([] if way == "network" else [new_embeddings]),
                 lr=settings.learning_rate,
                 weight_decay=settings.weight_decay,
             )
@@ -129,8 +116,8 @@ def plainly(run, lm, index):
         "generalized": good.mean(),
         "unrestricted": (good & (top == domain[first]).numpy()).mean(),
         "says_source": (top == source).double().mean().item(),
-        "macro_generalized": np.mean([np.mean(own_hits) for own_hits in hits.values()]),
-    }, (layers[0].weight.T.detach(), layers[-1].weight.T.detach(), own.detach())
+        "macro_generalized": np.mean([np.mean(answer_hits) for answer_hits in hits.values()]),
+    }, (layers[0].weight.T.detach(), layers[-1].weight.T.detach(), new_embeddings.detach())
 
 
 @pytest.mark.parametrize(
@@ -140,39 +127,38 @@ def plainly(run, lm, index):
 def test_side_by_side_is_one_by_one(kind, train, ablate, small_lm):
     learn = LearnSettings(LEARN.epochs, LEARN.batch_size, LEARN.learning_rate, train=train)
     run = ablate(seeds=[0, 7], learn=learn, network=NetworkSettings(kind=kind))
-    composed = [one for one in run.results["runs"] if one["composed"]]
-    assert [(one["mapping"], one["seed"]) for one in composed] == [
-        ("reference", 0),
-        ("permuted", 0),
-        ("reference", 7),
-        ("permuted", 7),
-    ]
-    for index, found in enumerate(composed):
-        wanted, weights = plainly(run, small_lm, index)
-        assert {name: found[name] for name in SHARES} == pytest.approx(wanted)
-        networks = run.module.networks
-        *network, rows = weights
-        for ours, theirs in zip((networks.weight_in, networks.weight_out), network, strict=True):
-            torch.testing.assert_close(ours[index].detach(), theirs, rtol=1e-3, atol=1e-4)
+    networks = run.module.networks
+    keys = [(r["composed"], r["mapping"], r["seed"]) for r in run.results["runs"]]
+    networks_in_order = [("reference", 0), ("permuted", 0), ("reference", 7), ("permuted", 7)]
+    assert keys == [(composed, *key) for composed in (True, False) for key in networks_in_order]
+    for row, scores in enumerate(run.results["runs"]):
+        index = row % 4
+        phases = ("compose", "learn") if scores["composed"] else ("uncomposed",)
+        expected, weights = train_plainly(run, small_lm, index, phases)
+        assert {name: scores[name] for name in SHARES} == pytest.approx(expected)
+        if not scores["composed"]:  # only the last networks are kept
+            continue
+        *layers, rows = weights
+        for stacked, single in zip((networks.weight_in, networks.weight_out), layers, strict=True):
+            torch.testing.assert_close(stacked[index].detach(), single, rtol=1e-3, atol=1e-4)
         if train != "network":  # rows beyond those of this seed stay zero
-            own = networks.embeddings[index].detach()
-            torch.testing.assert_close(own[: len(rows)], rows, rtol=1e-3, atol=1e-4)
-            assert not own[len(rows) :].any()
+            embeddings = networks.embeddings[index].detach()
+            torch.testing.assert_close(embeddings[: len(rows)], rows, rtol=1e-3, atol=1e-4)
+            assert not embeddings[len(rows) :].any()
             assert not torch.equal(rows, run.module.texts.embeddings[index // 2][: len(rows)])
 
 
-def test_results_tables_figures_and_logs(ablate, tmp_path):
-    log = TensorBoardLogger(tmp_path / "vocabulary_ablation", name="", version="version_0")
-    run = ablate(seeds=[0, 1], trainer={"logger": log, "log_every_n_steps": 1})
+def test_results_tables_and_figures(ablate):
+    run = ablate(seeds=[0, 1])
     results, saved, corpus = run.results, run.module.results, run.data.corpus
     assert (results["study"], results["mapping"]) == ("vocabulary_ablation", "reference")
     assert results["n"] == 12
     assert results["lm"] == run.module.embedding.info
     assert results["settings"]["data"]["n_paired"] == 40
     assert results["random"] == pytest.approx(1 / len(corpus.labels.target_domain))
-    own = [r for r in results["runs"] if r["mapping"] == "reference"]
-    composed = [r["generalized"] for r in own if r["composed"]]
-    bare = [r["generalized"] for r in own if not r["composed"]]
+    of_reference = [r for r in results["runs"] if r["mapping"] == "reference"]
+    composed = [r["generalized"] for r in of_reference if r["composed"]]
+    bare = [r["generalized"] for r in of_reference if not r["composed"]]
     assert len(composed) == len(bare) == 2
     assert results["generalized"] == pytest.approx(np.mean(composed))
     assert results["mappings"][0]["std"] == pytest.approx(np.std(composed, ddof=1))
@@ -191,7 +177,6 @@ def test_results_tables_figures_and_logs(ablate, tmp_path):
     summary = saved.table("summary")
     assert summary.headline and list(summary.frame["mapping"]) == ["reference", "permuted"]
     assert summary.frame["generalized"][0] == results["generalized"]
-    assert summary.texts()[0][3] == f"{results['generalized']:.0%}"
     assert len(saved.table("runs")) == 8
 
     figures = {path.stem for path in (run.folder / "figures").iterdir()}
@@ -201,15 +186,7 @@ def test_results_tables_figures_and_logs(ablate, tmp_path):
     assert heights == pytest.approx(
         [one[name] for name in ("generalized", "uncomposed") for one in results["mappings"]]
     )
-    titles = {axes.get_ylabel().replace("\n", " ") for axes in curves.axes}
-    assert len(titles) == 6
-    events = EventAccumulator(str(run.folder)).Reload()
-    for key in ("uncomposed/generalized", "compose/target_learned", "learn/generalized"):
-        for mapping in ("reference", "permuted"):
-            tag = f"val/{key}/{mapping}"
-            last = run.module.history[tag][-1][1]
-            assert events.Scalars(tag)[-1].value == pytest.approx(last, abs=1e-6)
-    assert "figures/generalization" in events.Tags()["images"]
+    assert len(curves.axes) == 6
 
 
 def test_any_dataloader_of_batches_trains(ablate, tmp_path):
@@ -220,23 +197,11 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
     steps = PhaseDataset(usual.data.corpus)
     trainer.fit(module, DataLoader(steps, batch_size=None))
     assert module.scores == usual.module.scores
-    (path,) = (tmp_path / "plain").rglob("results.json")
-    assert module.results.to_json() == json.loads(path.read_text())
-    assert json.loads(path.read_text())["runs"] == usual.results["runs"]
     key = "val/learn/generalized/permuted"
     assert float(trainer.callback_metrics[key]) == pytest.approx(module.history[key][-1][1])
-    assert "train/loss" in trainer.callback_metrics
     other = VocabularyAblation(lm, seeds=[8])
-    with pytest.raises(ConfigError, match=r"another study.*plan=module\.plan"):
+    with pytest.raises(ConfigError, match=r"plan=module\.plan"):
         quiet_trainer(tmp_path, **NO_FILES).fit(other, DataLoader(steps, batch_size=None))
-
-
-def test_uncomposed_is_a_run_that_skips_the_phase(ablate):
-    run = ablate()
-    skipped = ablate(compose=PhaseSettings(epochs=0))
-    assert skipped.results["uncomposed"] is None
-    without = [r["generalized"] for r in run.results["runs"] if not r["composed"]]
-    assert [r["generalized"] for r in skipped.results["runs"]] == pytest.approx(without)
 
 
 def test_vocabulary_or_texts_are_candidates_and_only_networks_are_trained(ablate, small_lm):
@@ -251,10 +216,9 @@ def test_vocabulary_or_texts_are_candidates_and_only_networks_are_trained(ablate
     assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
 
 
-# In a phase, at its end, at the end.
-@pytest.mark.parametrize(("step", "train"), [(4, "network"), (23, "all"), (25, "all"), (31, "all")])
-def test_resumes_in_any_phase(ablate, tmp_path, step, train):
-    learn = LearnSettings(LEARN.epochs, LEARN.batch_size, LEARN.learning_rate, train=train)
+@pytest.mark.parametrize("step", [23, 25])  # at the end of a phase, and in one
+def test_trained_embeddings_resume(ablate, tmp_path, step):
+    learn = LearnSettings(LEARN.epochs, LEARN.batch_size, LEARN.learning_rate, train="all")
     keep = ModelCheckpoint(tmp_path / "kept", "{step}", every_n_train_steps=1, save_top_k=-1)
     whole = ablate(
         trainer={"callbacks": [keep], "enable_checkpointing": True}, seeds=[0, 3], learn=learn
@@ -268,7 +232,7 @@ def test_resumes_in_any_phase(ablate, tmp_path, step, train):
     assert rest.module.history == whole.module.history
     stored = torch.load(kept)["state_dict"]
     loaded = VocabularyAblation.load_from_checkpoint(kept).state_dict()
-    assert stored.keys() == loaded.keys() and ("networks.embeddings" in stored) == (train == "all")
+    assert stored.keys() == loaded.keys() and "networks.embeddings" in stored
     assert all(torch.equal(stored[name], loaded[name]) for name in stored)
 
 
@@ -276,8 +240,8 @@ def test_a_part_of_the_phases_is_not_scored(ablate):
     stop = LambdaCallback(
         on_train_batch_end=lambda trainer, *_: setattr(trainer, "should_stop", True)
     )
-    for part in ({"max_steps": 9}, {"overfit_batches": 3}, {"callbacks": [stop]}):
-        with pytest.raises(ConfigError, match="compared after all phases"):
+    for part in ({"max_steps": 9}, {"callbacks": [stop]}):
+        with pytest.raises(ConfigError, match="after all phases"):
             ablate(trainer=part)
 
 
@@ -333,13 +297,12 @@ def test_a_loss_that_is_not_finite_stops(ablate):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"mapping": "scrambled"}, "scrambled.*reference, permuted, permuted_targets, letters"),
+        ({"mapping": "scrambled"}, "model.mapping"),
         ({"mapping": ["reference", "reference"]}, "each once"),
-        ({"seeds": [-1]}, "seeds"),
-        ({"network": {"input_rms": 0.0}}, "input_rms"),
-        ({"network": {"kind": "llama"}}, "network.kind is 'llama'; it must be plain or gated"),
-        ({"learn": {"train": "lm"}}, "learn.train is 'lm'; it must be network, all or embeddings"),
-        ({"learn": {"learning_rate": -1.0}}, "learning_rate"),
+        ({"seeds": [-1]}, "model.seeds"),
+        ({"network": {"kind": "llama"}}, "model.network.kind"),
+        ({"learn": {"train": "lm"}}, "model.learn.train"),
+        ({"compose": {"epochs": 0}}, "model.compose.epochs"),
     ],
 )
 def test_unusable_settings_are_refused(bad, message):
