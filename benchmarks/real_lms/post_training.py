@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks import common
 from benchmarks.common import RESULTS, mean_interval, read_csv, two
-from lincorr_lightning.linear_map.fitting import split_rows
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -114,12 +113,9 @@ def score(lm: Path, tuned: Path | None, folder: Path) -> Iterator[dict]:
         fit, test = np.random.default_rng(seed).permutation(2 * N_HALF).reshape(2, N_HALF)
         refit = fit if tuned else np.arange(2 * N_HALF, 3 * N_HALF)
         sides = (module.moments, now, refit), (module.moments_before, before, fit)
-        for (moments, own, fitted), half in product(sides, ("fit", "test")):
-            moments[half].reset()
-            moments[half].update(own[fitted if half == "fit" else test])
-        for metric, part in zip(module.tuning, split_rows(before[fit]), strict=True):
-            metric.reset()
-            metric.update(part)
+        for (moments, rows, fitted), half in product(sides, ("fit", "test")):
+            moments.reset(half)
+            moments.add(half, rows[fitted if half == "fit" else test], first=0)
         for pair in module.build_results().values["pairs"]:
             yield {"seed": seed, "ridge": module.ridges[pair["source"], pair["target"]], **pair}
 

@@ -93,8 +93,6 @@ PAIR_KEYS = (
 )
 
 BALANCED_SEEDS = 1, 2, 3
-# Each layer is read anew.
-LAYER_RELATIONS = ("city->country", "country->continent", "country->language")
 # No edit has 1000 steps, so that only its end is measured.
 OUTCOMES_ONLY = (
     '--trainer.callbacks=[{"class_path": "Generalization", "init_args": '
@@ -175,7 +173,7 @@ class Run(NamedTuple):
     tables: tuple[str, ...] = ()
 
 
-def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
+def plan(size: Size, texts: str | None) -> Iterator[Run]:
     """Yield the runs on one LM."""
     reading = (
         f"--data.texts={texts}",
@@ -197,22 +195,6 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
         ),
         ("n_fit", "n_test", "control", "pairs", "ridge_path"),
         ("correlation_matrix", "random_words_matrix", "nulls", "ridge_path"),
-    )
-    layers = list(range(0, n_layers, n_layers // 6))
-    yield Run(
-        "layers",
-        (
-            "fit",
-            "--config",
-            "configs/linear_probe.yaml",
-            "--model.ridge=auto",
-            f"--model.pairs={json.dumps(LAYER_RELATIONS)}",
-            "--data.n_subjects=1000",
-            f"--model.layers={layers}",
-            "--data.batch_size=128",
-        ),
-        ("n_fit", "n_test", "control", "pairs", "logit_lens"),
-        ("logit_lens",),
     )
     names = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     yield Run(
@@ -450,9 +432,6 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
         kept["tests"] = [test for test in kept["tests"] if test["layer"] == "all"]
     if "pairs" in kept:
         kept["pairs"] = [{key: pair.get(key) for key in PAIR_KEYS} for pair in kept["pairs"]]
-    if "logit_lens" in kept:
-        keys = ("layer", *PAIR_KEYS)
-        kept["logit_lens"] = [{key: row[key] for key in keys} for row in kept["logit_lens"]]
     if "ridge_path" in kept:  # of all pairs it would be most of the file
         paths = kept["ridge_path"]
         kept["ridge_path"] = [p for p in paths if f"{p['source']}->{p['target']}" in RELATIONS]
@@ -482,26 +461,26 @@ def main(
         output: Folder of the results.
     """
     results = Path(output)
-    sized = sorted((*shape_of(lm), lm) for lm in lms_in(folder))
+    sized = sorted((n_parameters_of(lm), lm) for lm in lms_in(folder))
     runs: list[tuple[Path, Run]] = []
-    for n_parameters, n_layers, lm in sized if not show else ():
+    for n_parameters, lm in sized if not show else ():
         size = next(size for size in SIZES if n_parameters <= size.n_parameters)
-        runs += [(lm, run) for run in plan(size, n_layers, texts)]
+        runs += [(lm, run) for run in plan(size, texts)]
     for lm, run in runs:
         chosen = not only or run.name.startswith(only)
         if chosen and not (results / lm.name / f"{run.name}.json").exists():
             print(f"{lm.name}: {run.name}", flush=True)
             execute(run, lm, results / lm.name)
     for table in TABLES:
-        print(f"\n{table([lm.name for *_, lm in sized], results)}")
+        print(f"\n{table([lm.name for _, lm in sized], results)}")
 
 
-def shape_of(lm: Path) -> tuple[int, int]:
-    """Return the number of parameters of an LM, without reading them, and of its layers."""
+def n_parameters_of(lm: Path) -> int:
+    """Return the number of parameters of an LM, without reading them."""
     config = AutoConfig.from_pretrained(lm)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return int(model.num_parameters()), int(config.get_text_config().num_hidden_layers)
+    return int(model.num_parameters())
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
-"""How time and memory of a probe grow, and what its dry run says of both before.
+"""How time and memory of a probe grow.
 
     python -m benchmarks.speed.growth
     python -m benchmarks.speed.growth --only "[labels]" --n 3
     python -m benchmarks.speed.growth --only "[LM]" --lms "[FOLDER, OTHER]"
-    python -m benchmarks.speed.growth --only "[large]" --tokenizer FOLDER
     python -m benchmarks.speed.growth --only "[studies]"
 
-Each row is a `lincorr fit` in a process of its own on one thread: processor seconds, peak memory,
-and those that ``model.dry_run`` estimates. Subjects, labels and kinds of knowledge grow on the tiny
-world; parameters in LMs with random weights, of Llama's shape and the tiny world's words. Exponents
-are those of ``constant + factor * size ** exponent``. The large LMs are computed and not measured:
-tokens are those of a dry run with a tokenizer, and the time is that of the matrix products at 45 %
-of an H100's peak. The studies are the shipped configs (`CUT` shortens some, not their peak).
+Each row is a `lincorr fit` in a process of its own on one thread: processor seconds and peak
+memory. Subjects, labels and kinds of knowledge grow on the tiny world; parameters in LMs with
+random weights, of Llama's shape and the tiny world's words. Exponents are those of
+``constant + factor * size ** exponent``. The studies are the shipped configs (`CUT` shortens some,
+not their peak).
 
 Numbers are kept in ``benchmarks/results/growth.json``, from which the documents' tables are made.
 """
@@ -20,8 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,9 +49,6 @@ PROBE = (
 TWO = "--model.knowledge=[city, country]"
 SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
 """Width and number of layers."""
-LARGE = {"1.5B": 1.54e9, "8B": 8.03e9, "32B": 32.8e9, "70B": 70.6e9, "405B": 4.06e11}
-_PEAK, _PEAK_SHARE = 7.9e14, 0.45  # operations per second of an H100's bfloat16 products
-_GPU_GIB, _LAYER_SHARE = 0.9 * 8e10 / 2**30, 1 / 50  # FSDP gathers a layer
 STUDIES = (
     "linear_probe",
     "correlation_matrix",
@@ -104,7 +97,7 @@ def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
             lm = str(stored_lm(shape, folder))
             yield shape, (TWO, f"--model.lm.name_or_path={lm}", "--data.n_subjects=100")
     else:
-        raise SystemExit(f"{name} does not grow; --only has subjects, labels, kinds, LM, large")
+        raise SystemExit(f"{name} does not grow; --only has subjects, labels, kinds, LM")
 
 
 def knowledge_of(words: Sequence[str]) -> str:
@@ -141,33 +134,21 @@ def stored_lm(shape: str, folder: Path, lm: str = "tiny-world") -> Path:
     return folder / shape
 
 
-def dry_run(options: Sequence[str], folder: Path) -> dict[str, float]:
-    """Return the numbers that a dry run prints first in each line."""
-    command = [*LINCORR, *PROBE, *options, "--model.dry_run=true"]
-    done = subprocess.run(
-        command, cwd=folder, env=ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True
-    )
-    patterns = {"LM": r"([\d,]+) parameters", "statistics": r"statistics ([\d,]+)"}
-    patterns |= {name: rf"{name}: ([\d,]+)" for name in ("prompts", "tokens", "time", "memory")}
-    found = {name: re.findall(pattern, done.stdout) for name, pattern in patterns.items()}
-    return {name: float(numbers[0].replace(",", "")) for name, numbers in found.items()}
-
-
 def measure(name: str, lms: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
-    """Return what each size of a sweep takes: the least of some runs, and what was estimated."""
+    """Return what each size of a sweep takes: the least of some runs."""
     found = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         for size, options in sweep(name, folder, lms):
-            said = dry_run(options, folder)
-            command = [*LINCORR, *PROBE, *options, f"--trainer.default_root_dir={folder / 'runs'}"]
+            root = folder / "runs" / size
+            command = [*LINCORR, *PROBE, *options, f"--trainer.default_root_dir={root}"]
             runs = [common.cost_of(command, cwd=folder, env=ONE_THREAD) for _ in range(repeats)]
+            results = json.loads(next(root.rglob("results.json")).read_text(encoding="utf-8"))
+            is_lm = name == "LM"
             found[size] = {
-                "size": said["LM"] if name == "LM" else float(size.replace(",", "")),
+                "size": results["lm"]["n_parameters"] if is_lm else float(size.replace(",", "")),
                 "seconds": min(run.processor for run in runs),
-                "estimated seconds": said["time"],
                 "MiB": min(run.peak_mib for run in runs),
-                "estimated MiB": said["memory"],
             }
     return found
 
@@ -207,9 +188,9 @@ def growth_table(content: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
                 [
                     name,
                     size,
-                    *(f"{one[key]:,.0f}" for key in ("seconds", "estimated seconds")),
+                    f"{one['seconds']:,.0f}",
                     common.two(slopes[0]),
-                    *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
+                    f"{one['MiB']:,.0f}",
                     common.two(slopes[1]),
                 ]
             )
@@ -218,35 +199,12 @@ def growth_table(content: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
             "grows",
             "size",
             "processor, s",
-            "dry run",
             "exponent",
             "peak, MiB",
-            "dry run",
             "exponent",
         ],
         rows,
     )
-
-
-def large_table(tokenizer: str) -> str:
-    """Return what follows for all of the paper's prompts and 10,000 subjects."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        lm = stored_lm("15M", folder, tokenizer)
-        options = ("--model.knowledge=all", "--data.n_subjects=10000")
-        said = dry_run((*options, f"--model.lm.name_or_path={lm}"), folder)
-    rows = []
-    for name, n in LARGE.items():
-        weights, statistics = 2 * n / 2**30, said["statistics"] / 1024
-        single = statistics + weights
-        needed = {d: statistics + weights * (1 / d + _LAYER_SHARE) for d in (8, 16, 32)}
-        ways = [("none", 1, single), ("ddp.yaml", 8, single)] if single < _GPU_GIB else []
-        fitting = [("fsdp.yaml", d, gib) for d, gib in needed.items() if gib < _GPU_GIB]
-        for overlay, devices, gib in ways or fitting[:1]:
-            minutes = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK * devices) / 60
-            rows.append([name, overlay, devices, f"{gib:,.0f} GiB", f"{minutes:,.1f} min"])
-    caption = f"time of {said['prompts'] / 1e6:.1f} M prompts, {said['tokens'] / 1e6:.1f} M tokens"
-    return common.markdown_table(["LM, computed", "overlay", "devices", "per GPU", caption], rows)
 
 
 def studies_table() -> str:
@@ -268,22 +226,18 @@ def main(
     n: int = 1,
     only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
     lms: tuple[str, ...] = (),
-    tokenizer: str = "tiny-world",
 ) -> None:
     """Measure, and put the tables into the documents.
 
     Args:
         n: Runs of each size, of which the least counts.
-        only: What grows, large for the table of large LMs, or studies, which is printed alone.
+        only: What grows, or studies, which is printed alone.
         lms: Folders of LMs that are measured in place of the shapes.
-        tokenizer: LM whose tokenizer the large LMs have: a folder or hub id.
     """
     tables = {}
     for name in only:
         if name == "studies":
             print(studies_table())
-        elif name == "large":
-            tables["large"] = large_table(tokenizer)
         else:
             known: dict[str, Any] = common.read_numbers(RESULT) if RESULT.exists() else {}
             key = "real LM" if lms else name

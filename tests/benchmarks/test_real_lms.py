@@ -68,7 +68,7 @@ def test_a_run_that_fails_leaves_its_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_kind_of_run_parses(capsys: pytest.CaptureFixture[str]) -> None:
     """All runs of the smallest LM; of those with the same options, one."""
-    runs = list(run.plan(run.SIZES[0], 30, "texts.jsonl"))
+    runs = list(run.plan(run.SIZES[0], "texts.jsonl"))
     assert len({one.name for one in runs}) == len(runs)
     kinds = {tuple(option.partition("=")[0] for option in one.options): one.options for one in runs}
     for options in kinds.values():
@@ -82,7 +82,7 @@ def test_what_is_there_is_not_run_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """A folder of one LM, whose first seed of the ablation was run before."""
     done: list[str] = []
     monkeypatch.setattr(run, "execute", lambda one, lm, folder: done.append(one.name))
-    monkeypatch.setattr(run, "shape_of", lambda lm: (10**8, 30))
+    monkeypatch.setattr(run, "n_parameters_of", lambda lm: 10**8)
     _write(tmp_path / "results" / "lm", "ablation_paper_0", {})
     (tmp_path / "lms" / "lm").mkdir(parents=True)
     (tmp_path / "lms" / "lm" / "config.json").touch()
