@@ -100,21 +100,15 @@ def random_words(
                 spread = [number(float(f(one))) for one in means for f in (np.mean, np.std)]
                 curve.append(LabelCount("->".join(pair), n, *spread))
             labels, words = (_Sample(x.values[:, i], x.influences[:, i]) for x in r[compared])
-            excess = _difference(labels, words, test.n)
-            at_target = _difference(*at_targets[target], test.n)
             to_words = _means(at_targets[target][1].values, layout.sizes[target], rng)
             numbers[pair] = {
                 **_range("random_label", r[n_labels][1].values[:, i]),
                 **_range("random_target_label", to_words),
                 "same_prompt_label_mean": solver.mean_r(vocabulary[pair]),
-                "excess_over_random": excess.mean,
-                "excess_over_random_low": excess.low,
-                "excess_over_random_high": excess.high,
+                **_difference("excess_over_random", labels, words, test.n),
                 "excess_over_random_labels": compared,
                 "excess_over_random_draws": len(words.values),
-                "excess_over_random_target": at_target.mean,
-                "excess_over_random_target_low": at_target.low,
-                "excess_over_random_target_high": at_target.high,
+                **_difference("excess_over_random_target", *at_targets[target], test.n),
             }
     return numbers, curve
 
@@ -212,13 +206,7 @@ def _range(name: str, drawn: _FLOATS) -> dict[str, Any]:
     }
 
 
-class _Interval(NamedTuple):
-    mean: float | None
-    low: float | None
-    high: float | None
-
-
-def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> _Interval:
+def _difference(name: str, a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float | None]:
     """Return the difference between two means of r, and its 95 % interval.
 
     Labels or words are one sample, and held-out subjects, the same ones for each of them, another:
@@ -226,9 +214,10 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> _Interval:
     subjects, which is the spread of their influences on the difference (the infinitesimal
     jackknife). Degrees of freedom are Satterthwaite's. Fitted subjects are taken as they are.
     """
+    names = (name, f"{name}_low", f"{name}_high")
     values = [each.values[~np.isnan(each.values)] for each in (a, b)]
     if not all(map(len, values)):
-        return _Interval(None, None, None)
+        return dict.fromkeys(names)
     mean = float(values[0].mean() - values[1].mean())
     influences = a.influences - b.influences
     samples = [*((each, len(each)) for each in values), (influences, float(n_subjects))]
@@ -237,7 +226,7 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> _Interval:
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else 1.0
     half = float(stdtrit(freedom, 0.975)) * variance**0.5
-    return _Interval(number(mean), number(mean - half), number(mean + half))
+    return dict(zip(names, map(number, (mean, mean - half, mean + half)), strict=True))
 
 
 def vocabulary_baselines(
@@ -256,7 +245,7 @@ def vocabulary_baselines(
     numbers: dict[Pair, dict[str, Any]] = {}
     layout, weights = fitted.layout, fitted.weights()
     same_prompt, vocabulary = fitted.weights("same_prompt"), fitted.weights("vocabulary")
-    for pair in [one.pair for one in scores] if layout.words else ():
+    for pair in [one.ends for one in scores] if layout.words else ():
         weight, w0 = weights[pair].cpu(), vocabulary[pair].cpu()
         numbers[pair] = {
             "cosine_same_prompt": number(weight_cosine(weight, w0)),

@@ -220,12 +220,12 @@ class PairScore:
     """r of each label, ``(n_target_labels,)``, NaN where constant; not in ``results.json``."""
 
     @property
-    def pair(self) -> Pair:
+    def ends(self) -> Pair:
         """Source and target."""
         return self.source, self.target
 
     @property
-    def name(self) -> str:
+    def pair(self) -> str:
         """The pair as ``city->country``."""
         return f"{self.source}->{self.target}"
 
@@ -236,7 +236,7 @@ class PairScore:
 
     def row(self) -> dict[str, Any]:
         """Return the pair's name and its numbers: a row of a table."""
-        return {"pair": self.name, **{one.name: getattr(self, one.name) for one in _numbers()}}
+        return {"pair": self.pair} | {name: getattr(self, name) for name in number_columns()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the pair in ``results.json``."""
@@ -259,8 +259,12 @@ class PairScore:
 
 
 def _numbers() -> list[Field[Any]]:
-    """Return the fields of a score that are the pair's names or numbers."""
     return [one for one in fields(PairScore) if one.metadata.get("is_number", True)]
+
+
+def number_columns() -> list[str]:
+    """Return the names of the fields that are columns of tables: the pair's ends, and numbers."""
+    return [one.name for one in _numbers()]
 
 
 def nested(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,7 +289,7 @@ def nested(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_numbers(scores: Sequence[PairScore], numbers: Numbers) -> list[PairScore]:
     """Return the scores with more of their fields."""
-    return [replace(one, **numbers.get(one.pair, {})) for one in scores]
+    return [replace(one, **numbers.get(one.ends, {})) for one in scores]
 
 
 def over_wordings(scores: Mapping[Pair, PairScore]) -> dict[Pair, PairScore]:
@@ -411,7 +415,7 @@ def by_completeness(
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
             hits = _by_rank("influenced", hit_rates(elsewhere, right & chosen[:, None])[0])
         scores[str(kind)] = PairScore(
-            *whole.pair,
+            *whole.ends,
             label_mean=mean_r(torch.from_numpy(whole.label_r)[chosen]),
             n_labels=int(chosen.sum()),
             **hits,
@@ -428,5 +432,5 @@ def ridge_paths(
         maps = {source: solver.solve(ridge) for source, solver in fitted.solvers.items()}
         ridges = dict.fromkeys(fitted.ridges, float(ridge))
         scores = score_maps(replace(fitted, maps={"y": maps}, ridges=ridges), test)
-        path.append({one.pair: one for one in scores})
+        path.append({one.ends: one for one in scores})
     return path

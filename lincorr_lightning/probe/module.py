@@ -248,7 +248,7 @@ class LinearProbe(LMStudy):
                 "not read its prompts. Its config.json or weights are wrong; copy them again."
             )
         wordings, label_counts = self._score(fitted, test)
-        scores = [*over_wordings({score.pair: score for score in wordings}).values()]
+        scores = [*over_wordings({score.ends: score for score in wordings}).values()]
         scores = with_numbers(scores, significance.p_values(scores))
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
 from lincorr_lightning.functional.significance import weight_cosine
-from lincorr_lightning.io import number, read_json
+from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -34,15 +33,11 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.probe.accumulation import HalfMoments
 from lincorr_lightning.probe.results import pair_matrices
-from lincorr_lightning.results.results import RESULTS_FILE, Results
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
 _MIN_R = 0.2  # below this r a fraction of it means nothing
-_WITHOUT_WORDS = (
-    "Without random words: they need model.before, an LM with the same words in its vocabulary, "
-    "and model.random_labels."
-)
 
 
 @dataclass(frozen=True)
@@ -105,13 +100,18 @@ class PairResilience:
     gaussian_states_macro_1: float | None = None
     n_labels: int = 0  #: Number of target labels.
 
+    @property
+    def pair(self) -> str:
+        """The pair as ``city->country``."""
+        return f"{self.source}->{self.target}"
+
 
 class MapResilience(LMStudy):
     """Scores the maps of one LM on another, such as the same LM after post-training.
 
     ``lincorr test`` reads the new LM's logits for both halves of the subjects: on the held-out half
-    the old maps are scored, beside maps that are fitted on the new LM's own fit half. R of the old
-    maps on their own LM is measured on it (`before`), or read from the run beside `linear_map`.
+    the old maps are scored, beside maps that are fitted on the new LM's own fit half, and on their
+    own LM, if that is read, too (`before`).
 
     Takes `SubjectBatch`, those of the fit half first: `SubjectsDataModule` with ``test_on: all``.
 
@@ -159,18 +159,18 @@ class MapResilience(LMStudy):
         self.save_hyperparameters()
         self.random_labels = random_labels
         self.stored: LinearMap | None = None
-        self._run: Path | None = None  # that wrote the maps, if they are still in its folder
-        names, wanted = split_names(knowledge), None if pairs is None else split_names(pairs)
+        self._fitted_on: set[str] = set()
+        wanted = None if pairs is None else split_names(pairs)
         if linear_map is not None:
             self.stored = LinearMap.from_pretrained(linear_map)
-            self._run = Path(linear_map).resolve().parent
+            self._fitted_on = read_fit_subjects(Path(linear_map).resolve().parent)
             wanted = wanted or self.stored.pairs
             for pair in wanted:
                 self.stored.weight(pair)  # a LinearMapError if it has no such pair
         make_layout = partial(
             build_layout,
             catalogue=Catalogue.load(*knowledge_files),
-            knowledge=names,
+            knowledge=split_names(knowledge),
             pairs=wanted,
             n_random=0 if before is None else random_labels,
         )
@@ -198,7 +198,6 @@ class MapResilience(LMStudy):
         self.moments = HalfMoments(self.layout, chooses_ridges=False)
         self.moments_before = HalfMoments(self.layout_before, chooses_ridges)
         self.ridges: dict[Pair, float] = {}  #: Strengths of the maps of both LMs, after a test.
-        self._fitted_on: set[str] = set()
 
     def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""
@@ -226,7 +225,6 @@ class MapResilience(LMStudy):
         for moments in (self.moments, self.moments_before):
             moments.reset("fit")
             moments.reset("test")
-        self._fitted_on = set() if self._run is None else read_fit_subjects(self._run)
 
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add subjects of one half to the moments of both LMs."""
@@ -267,16 +265,14 @@ class MapResilience(LMStudy):
         before: Mapping[Pair, float | None] = {}
         if self.before is not None:
             scores = score_maps(old, self.moments_before.gather_test())
-            before = {score.pair: score.label_mean for score in scores}
-        elif self._run is not None:
-            before = _read_label_means(self._run)
+            before = {score.ends: score.label_mean for score in scores}
         after, refitted = (
             beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, counts=())
             for maps, lm in ((old, self.before or self.lm), (new, self.lm))
         )
         cosines = _cosines(old, new)
         pairs = [
-            _compare(one, other, before.get(one.pair), cosines[one.pair])
+            _compare(one, other, before.get(one.ends), cosines[one.ends])
             for one, other in zip(after[0], refitted[0], strict=True)
         ]
         about = self._about() | {"n_fit": int(fit.n), "n_test": int(test.n)}
@@ -310,7 +306,6 @@ class MapResilience(LMStudy):
             "lm_before": lm,
             "dtypes": {"before": old, "after": new},
             "warning": warning,
-            "without_random_words": None if self.layout.words else _WITHOUT_WORDS,
         }
 
 
@@ -362,41 +357,22 @@ def _kept(after: float | None, refitted: float | None) -> float | None:
     return after / refitted
 
 
-def _read_label_means(run: Path) -> dict[Pair, float | None]:
-    path = run / RESULTS_FILE
-    if not path.is_file():
-        rank_zero_warn(
-            "r of the maps on their own LM is not known: there is no results.json "
-            "beside model.linear_map. Set model.before to that LM to have it measured."
-        )
-        return {}
-    pairs = read_json(path, LinearMapError, "Run the probe again.").get("pairs", [])
-    return {(pair["source"], pair["target"]): pair.get("label_mean") for pair in pairs}
-
-
 def resilience_results(
     pairs: Sequence[PairResilience], about: Mapping[str, Any], lm: str
 ) -> Results:
     """Build the results of the resilience study; `about` is what holds for all pairs."""
-    _, headings, shown = columns_of(PairResilience)
-    known = {key: [v for p in pairs if (v := getattr(p, key)) is not None] for key in shown}
-    mean = {key: fmean(values) if values else None for key, values in known.items()}
-    rows = [
-        {"pair": f"{pair.source}->{pair.target}", **asdict(pair)}
-        for pair in sorted(pairs, key=lambda p: math.inf if p.kept is None else p.kept)
-    ]
+    every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
+    _, _, shown = columns_of(PairResilience)
+    mean = {key: number(every.frame[key].astype(float).mean()) for key in shown}
     summary = Table.of(
         "summary",
-        rows,
+        sorted(pairs, key=lambda one: math.inf if one.kept is None else one.kept),
         ["pair", *shown],
         f"Label-wise r of the old maps on {about['n_test']:,} held-out subjects",
-        "By the fraction of the refitted map's r that the old map keeps. "
-        + " ".join(filter(None, (about["warning"], about["without_random_words"]))),
+        "By the fraction of the refitted map's r that the old map keeps. Random words need "
+        f"model.before. {about['warning'] or ''}",
         headline=True,
-        headings=headings,
-        formats=shown,
     )
-    every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
     note = (
         f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "
         f"held-out subjects; refitted on {about['n_fit']:,}"

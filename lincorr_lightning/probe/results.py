@@ -1,7 +1,8 @@
 """The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +14,7 @@ from lincorr_lightning.errors import listed
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
-from lincorr_lightning.linear_map.scores import PairScore, fields_with
+from lincorr_lightning.linear_map.scores import PairScore, fields_with, number_columns
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
@@ -28,6 +29,9 @@ _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _MIN_KNOWN = 12  # pairs, of four kinds of knowledge: a tree of fewer is no more than the matrix
 _HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
+_LEVELS = ["best_baseline_1", "chance_influenced_1", "chance_influencing_1"]
+_PATH_COLUMNS = ["pair", "ridge", "label_mean", *_HITS, *_LEVELS]
+_OF_POINT = ("ridge", "label_mean", "influenced", "influencing")
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,9 @@ class ProbeFindings:
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference by descending r, or a few pairs if none has one."""
         scored = [score for score in self.scores if score.label_mean is not None]
-        with_reference = [s for s in scored if self.layout.references.get(s.pair) is not None]
+        with_reference = [s for s in scored if self.layout.references.get(s.ends) is not None]
         best = sorted(with_reference or scored, key=lambda score: -(score.label_mean or 0.0))
         return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
-
-    def target_labels(self, score: PairScore) -> list[str]:
-        """Return the target labels of a pair."""
-        return self.layout.domains[score.target].texts
 
 
 def probe_results(
@@ -67,51 +67,47 @@ def probe_results(
     `lm` is the name of the LM for titles, `ridge` the run's, a number or ``auto``, and
     `partial_out` the knowledge that was partialled out.
     """
-    values: dict[str, Any] = {
-        "n_fit": int(findings.n_fit),
-        "n_test": int(findings.n_test),
-        "control": findings.layout.control,
-        "pairs": [score.to_json() for score in findings.scores],
-    }
+    scores, layout = findings.scores, findings.layout
     known_for_some = {
-        "ridge_path": _ridge_path(findings),
-        "left_out": dict(findings.layout.left_out),
+        "ridge_path": [
+            {
+                "source": score.source,
+                "target": score.target,
+                "path": [point[score.ends].select(*_OF_POINT) for point in findings.path],
+            }
+            for score in (scores if findings.path else ())
+        ],
+        "left_out": dict(layout.left_out),
         "transitivity": [asdict(one) for one in findings.compositions],
     }
-    values |= {key: value for key, value in known_for_some.items() if value}
+    values = {
+        "n_fit": int(findings.n_fit),
+        "n_test": int(findings.n_test),
+        "control": layout.control,
+        "pairs": [score.to_json() for score in scores],
+        **{key: value for key, value in known_for_some.items() if value},
+    }
     lm = short_name(lm)
-    strengths = {f"{score.ridge:g}" for score in findings.scores}
+    strengths = {f"{score.ridge:g}" for score in scores}
     note = (
         f"{findings.n_test:,} held-out subjects; maps fitted on {findings.n_fit:,}; ridge "
         f"{strengths.pop() if len(strengths) == 1 else ridge}"
     )
     ending = " of every ordered pair, source to target."
-    matrices = list(pair_matrices(findings.scores, ending, f" in {lm}", note))
-    tables = {table.name: table for table in _tables(findings)}
-    tables |= {table.name: table for table, _ in matrices}
+    matrices = list(pair_matrices(scores, ending, f" in {lm}", note))
+    every = [*_tables(findings), *(table for table, _ in matrices)]
+    tables = {table.name: table for table in every}
+    figures = [figure for _, figure in matrices]
+    figures += _figures(findings, tables, lm, note, partial_out)
     # The first picture is of what no other words have.
-    heatmaps = sorted(
-        (figure for _, figure in matrices), key=lambda figure: figure.name != "random_words_matrix"
-    )
+    figures.sort(key=lambda figure: figure.name != "random_words_matrix")
     return Results(
         study="linear_probe",
         values=values,
-        scalars=dict(_scalars(findings.scores, findings.phase)),
-        tables=list(tables.values()),
-        figures=[*heatmaps, *_figures(findings, tables, lm, note, partial_out)],
+        scalars=dict(_scalars(scores, findings.phase)),
+        tables=every,
+        figures=figures,
     )
-
-
-def _ridge_path(findings: ProbeFindings) -> list[dict[str, Any]]:
-    keys = ("ridge", "label_mean", "influenced", "influencing")
-    return [
-        {
-            "source": score.source,
-            "target": score.target,
-            "path": [point[score.pair].select(*keys) for point in findings.path],
-        }
-        for score in (findings.scores if findings.path else ())
-    ]
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
@@ -122,12 +118,12 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 
 def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
     shown = sorted(scores, key=lambda score: score.influenced_n is None)[:_MAX_SCALAR_PAIRS]
-    safe = safe_names(score.name for score in shown)
-    keys = {one.name: one.metadata.get("logged") for one in fields(PairScore)}
-    for priority, score in product((1, 2), shown):
-        for key in (key for key, logged in keys.items() if logged == priority):
+    safe = safe_names(score.pair for score in shown)
+    priority = {one.name: one.metadata.get("logged") for one in fields(PairScore)}
+    for first, score in product((1, 2), shown):
+        for key in (key for key, value in priority.items() if value == first):
             if (value := getattr(score, key)) is not None:
-                yield f"{phase}/{key}/{safe[score.name]}", float(value)
+                yield f"{phase}/{key}/{safe[score.pair]}", float(value)
 
 
 def pair_matrices(
@@ -171,37 +167,49 @@ def _draw(
 
 
 def _tables(findings: ProbeFindings) -> Iterator[Table]:
-    scores = findings.scores
-    evidence = [score for score in scores if score.evidence is not None]
-    evidence.sort(key=lambda score: -(score.evidence or 0.0))
-    ranked = [{"rank": rank, **score.row()} for rank, score in enumerate(evidence, start=1)]
-    unranked = [score.row() for score in scores if score.evidence is None]
-    yield _summary([*ranked, *unranked], findings)
-    columns = list(scores[0].row())[1:]  # source and target say the pair
-    yield Table.of("pairs", [x.row() for x in scores], columns, "Every score of every pair")
-    yield _label_wise(findings)
+    scores, texts = findings.scores, findings.layout.domains
+    _, _, formats = columns_of(PairScore)
+    # Those of no evidence, whose labels never vary, are last.
+    ranked = sorted(scores, key=lambda x: math.inf if x.evidence is None else -x.evidence)
+    yield Table.of(
+        "summary",
+        ranked,
+        ["pair", *formats],
+        f"Label-wise r on {findings.n_test:,} held-out subjects",
+        f"{_cautions(scores)}Sorted by r above the control prompt, which names no source. "
+        "Random words: as many in place of the source labels. r above random words: of a few of "
+        "either (model.random_labels), not the difference of the columns before. Hit@1: share of "
+        "source labels whose highest weight in W leads to a right target label; its best baseline "
+        "knows the vocabulary alone. See docs/concepts.md.",
+        headline=True,
+    )
+    yield Table.of("pairs", scores, number_columns(), "Every score of every pair")
+    yield Table.of(
+        "label_wise",
+        [
+            (score.pair, label, number(r))
+            for score in scores
+            for label, r in zip(texts[score.target].texts, score.label_r, strict=True)
+        ],
+        ("pair", "label", "r"),
+        "Label-wise r of every target label",
+        "Empty where the label never changes.",
+    ).sampled("label", label_mean="r")
     if findings.path:
         points = [
-            point[score.pair].row() | {"best_baseline_1": score.best_baseline_1}
+            replace(point[score.ends], best_baseline_1=score.best_baseline_1)
             for score in scores
             for point in findings.path
         ]
-        levels = ["best_baseline_1", "chance_influenced_1", "chance_influencing_1"]
-        columns = ["pair", "ridge", "label_mean", *_HITS, *levels]
         caption = "Correlation and precision at every ridge strength"
-        yield Table.of("ridge_path", points, columns, caption)
+        yield Table.of("ridge_path", points, _PATH_COLUMNS, caption)
     if any(score.p is not None for score in scores):
-        caption = "Pairs by how far r lies above its control"
-        yield Table.of("ranking", ranked, caption=caption)
-    parts = [
-        {"completeness": kind, **part.row()}
-        for score in scores
-        for kind, part in score.completeness.items()
-    ]
-    if parts:
-        columns = ["pair", "completeness", "n_labels", "label_mean", *_HITS[:4]]
-        caption = "Scores by completeness of the target labels"
-        yield Table.of("completeness", parts, columns, caption)
+        columns = ["pair", *number_columns()]
+        yield Table.of("ranking", ranked, columns, "Pairs by how far r lies above its control")
+    if parts := [part for score in scores for part in score.completeness.items()]:
+        columns = ["completeness", "pair", "n_labels", "label_mean", *_HITS[:4]]
+        rows = [{"completeness": kind, **part.row()} for kind, part in parts]
+        yield Table.of("completeness", rows, columns, "Scores by completeness of the target labels")
     if len(findings.wordings) > len(scores):
         yield _spread(scores)
         yield _wordings(findings)
@@ -215,35 +223,28 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
             caption="Label-wise r of maps from some source labels, and from as many random words",
             note="Means and standard deviations over draws, for the targets' held-out logits.",
         )
-    yield _influences(findings)
+    influences = [
+        {"pair": score.pair, **influence._asdict()}
+        for score in findings.notable(_MAX_INFLUENCE_TABLES)
+        for influence in top_influences(
+            findings.weights[score.ends],
+            texts[score.source].texts,
+            texts[score.target].texts,
+            reference=findings.layout.references.get(score.ends),
+        )
+    ]
+    hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
+    columns, caption = ["pair", *Influence._fields], "Highest weights of every label"
+    yield Table.of("influences", influences, columns, caption).sampled("label", influenced_1=hit)
     yield subjects_table(findings.subjects)
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Table:
-    """Return the headline table: the numbers of `PairScore` that have a format."""
-    _, headings, formats = columns_of(PairScore)
-    return Table.of(
-        "summary",
-        rows,
-        ["pair", *formats],
-        f"Label-wise r on {findings.n_test:,} held-out subjects",
-        f"{_cautions(findings)}Sorted by r above the control prompt, which names no source. "
-        "Random words: as many in place of the source labels. r above random words: of a few of "
-        "either (model.random_labels), not the difference of the columns before. Hit@1: share of "
-        "source labels whose highest weight in W leads to a right target label; its best baseline "
-        "knows the vocabulary alone. See docs/concepts.md.",
-        headline=True,
-        headings=headings,
-        formats=formats,
-    )
-
-
-def _cautions(findings: ProbeFindings) -> str:
+def _cautions(scores: Sequence[PairScore]) -> str:
     """Return for which pairs W must not be read as what the LM knows, and what helps."""
-    judged = [score for score in findings.scores if score.influenced_1 is not None]
+    judged = [score for score in scores if score.influenced_1 is not None]
     has_ridge = any(score.ridge for score in judged)
     sentences = []
-    if wrong := [score.name for score in judged if (score.influenced_1 or 0) < 0.5]:
+    if wrong := [score.pair for score in judged if (score.influenced_1 or 0) < 0.5]:
         sentences.append(
             f"W is imprecise, most source labels lead to a wrong target: {listed(wrong)}."
         )
@@ -253,29 +254,13 @@ def _cautions(findings: ProbeFindings) -> str:
         sentences.append(
             "A ridge lowers r of the control prompt, too: set model.ridge 0 to compare."
         )
-    low = {score.name: score.excess_over_unembedding_low for score in judged}
-    if alike := [name for name, bound in low.items() if bound is not None and bound <= 0]:
+    low = {score.pair: score.excess_over_unembedding_low for score in judged}
+    if alike := [pair for pair, bound in low.items() if bound is not None and bound <= 0]:
         sentences.append(
             "W pairs no more labels right than the vocabulary alone (95 % over source "
             f"labels): {listed(alike)}."
         )
     return "".join(f"{sentence}\n" for sentence in sentences)
-
-
-def _label_wise(findings: ProbeFindings) -> Table:
-    rows = [
-        (score.name, label, number(r))
-        for score in findings.scores
-        for label, r in zip(findings.target_labels(score), score.label_r, strict=True)
-    ]
-    table = Table.of(
-        "label_wise",
-        rows,
-        ("pair", "label", "r"),
-        "Label-wise r of every target label",
-        "Empty where the label never changes.",
-    )
-    return table.sampled("label", label_mean="r")
 
 
 def _spread(scores: Sequence[PairScore]) -> Table:
@@ -284,51 +269,27 @@ def _spread(scores: Sequence[PairScore]) -> Table:
     shown = [name for name in fields_with(PairScore, "has_spread") if name in formats]
     form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
     rows = [
-        {"pair": score.name, "wordings": spread["n"]}
+        {"pair": score.pair, "wordings": spread["n"]}
         | {name: form.format(**spread[name]) for name in shown if name in spread}
         for score in scores
         if (spread := score.templates)
     ]
-    return Table.of(
-        "spread",
-        rows,
-        ["pair", "wordings", *shown],
-        "Spread over wordings: mean ± standard deviation (lowest to highest)",
-        headline=True,
-        headings=headings,
-    )
+    caption = "Spread over wordings: mean ± standard deviation (lowest to highest)"
+    columns = ["pair", "wordings", *shown]
+    return Table.of("spread", rows, columns, caption, headline=True, headings=headings)
 
 
 def _wordings(findings: ProbeFindings) -> Table:
     prompt = {name: one.knowledge.template for name, one in findings.layout.domains.items()}
-    by_wording = {score.pair: score for score in findings.wordings}
-    rows = [
-        by_wording[source, target].row()
-        | {"pair": "->".join(pair), "source": prompt[source], "target": prompt[target]}
-        | {"wording": i}
-        for pair, wordings in wordings_of(by_wording).items()
-        for i, (source, target) in enumerate(wordings, start=1)
-    ]
-    columns = dict.fromkeys(("pair", "wording", *rows[0]))
-    caption = "Every score of every pair in each wording"
-    return Table.of("wordings", rows, list(columns), caption)
-
-
-def _influences(findings: ProbeFindings) -> Table:
-    rows = [
-        {"pair": score.name, **influence._asdict()}
-        for score in findings.notable(_MAX_INFLUENCE_TABLES)
-        for influence in top_influences(
-            findings.weights[score.pair],
-            findings.layout.domains[score.source].texts,
-            findings.target_labels(score),
-            reference=findings.layout.references.get(score.pair),
-        )
-    ]
-    caption = "Highest weights of every label, in both directions"
-    hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
-    table = Table.of("influences", rows, ("pair", *Influence._fields), caption)
-    return table.sampled("label", influenced_1=hit)
+    by_wording = {score.ends: score for score in findings.wordings}
+    rows = []
+    for pair, wordings in wordings_of(by_wording).items():
+        for i, ends in enumerate(wordings, start=1):
+            source, target = (prompt[name] for name in ends)
+            names = {"pair": "->".join(pair), "wording": i, "source": source, "target": target}
+            rows.append(by_wording[ends].row() | names)
+    columns = dict.fromkeys(["pair", "wording", *rows[0]])
+    return Table.of("wordings", rows, [*columns], "Every score of every pair in each wording")
 
 
 class Influence(NamedTuple):
@@ -374,11 +335,10 @@ def top_influences(
     ):
         order = np.argsort(-matrix, axis=1, kind="stable")[:, :n]
         for i, label in enumerate(labels):
-            judged = bool(right[i].any())
             for rank, j in enumerate(order[i], start=1):
-                in_reference = bool(right[i, j]) if judged else None
-                cell = float(matrix[i, j])
-                rows.append(Influence(direction, label, rank, tokens[j], cell, in_reference))
+                is_right = bool(right[i, j]) if right[i].any() else None
+                ends = direction, label, rank, tokens[j]
+                rows.append(Influence(*ends, float(matrix[i, j]), is_right))
     return rows
 
 
@@ -413,20 +373,20 @@ def _figures(
         frame = tables["transitivity"].frame
         yield Figure("transitivity", caption, partial(figures.transitivity_figure, frame, lm))
     shown = findings.notable(_MAX_WEIGHT_FIGURES)
-    names = [score.name for score in shown]
+    names = [score.pair for score in shown]
     if "ridge_path" in tables and shown:
-        ridges = {score.name: score.ridge or 0.0 for score in shown}
+        ridges = {score.pair: score.ridge or 0.0 for score in shown}
         draw = partial(figures.ridge_path_figure, tables["ridge_path"].frame, ridges, lm)
         yield Figure("ridge_path", "Label-wise r and Hit@1 along the ridge.", draw)
     safe = safe_names(names)
     for score in shown:
         draw = partial(
             figures.top_weights_figure,
-            findings.weights[score.pair],
+            findings.weights[score.ends],
             findings.layout.domains[score.source],
             findings.layout.domains[score.target],
-            f"W of {score.name} in {lm}",
+            f"W of {score.pair} in {lm}",
             f"ridge {score.ridge:g}",
-            findings.layout.references.get(score.pair),
+            findings.layout.references.get(score.ends),
         )
-        yield Figure(f"weights_{safe[score.name]}", f"Part of W of {score.name}.", draw)
+        yield Figure(f"weights_{safe[score.pair]}", f"Part of W of {score.pair}.", draw)

@@ -46,7 +46,7 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
         for part in (rows[:300], rows[300:])
     )
     fitted = fit_layout(fit, layout, ridges)
-    scores = {score.pair: score for score in score_maps(fitted, test)}
+    scores = {score.ends: score for score in score_maps(fitted, test)}
     assert tuple(scores) == pairs
     weights, control_r = fitted.weights(), fitted.label_r(test, "control")
     for (source, target), found in scores.items():

@@ -79,13 +79,13 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
     labels = {score.source: LABELS["city"] for score in scores} | LABELS
     layout: Any = JointLayout(
         {name: make_domain(texts) for name, texts in labels.items()},
-        tuple(score.pair for score in scores),
+        tuple(score.ends for score in scores),
         "One day, {} saw a",
-        {score.pair: REFERENCE if score.influenced_n else None for score in scores},
+        {score.ends: REFERENCE if score.influenced_n else None for score in scores},
     )
-    sizes = {s.pair: (len(labels[s.target]), len(labels[s.source])) for s in scores}
+    sizes = {s.ends: (len(labels[s.target]), len(labels[s.source])) for s in scores}
     path = [
-        {s.pair: replace(s, ridge=ridge, label_mean=0.9 - ridge / 100) for s in scores}
+        {s.ends: replace(s, ridge=ridge, label_mean=0.9 - ridge / 100) for s in scores}
         for ridge in (0.0, 1.0, 10.0)
     ]
     values: dict[str, Any] = {
@@ -208,7 +208,7 @@ def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results)
 def test_the_summary_says_where_w_is_imprecise_and_what_helps(
     hit: float, low: float, ridge: float, expected: list[str]
 ) -> None:
-    score = next(score for score in make_scores() if score.pair == PAIR)
+    score = next(score for score in make_scores() if score.ends == PAIR)
     score = replace(score, ridge=ridge, influenced_1=hit, excess_over_unembedding_low=low)
     lines = make_results([score]).table("summary").note.split("\n")[:-1]
     assert len(lines) == len(expected)
@@ -219,13 +219,13 @@ def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None
     rows = iter(cells(results, "label_wise"))
     for score in make_scores():
         for label, r in zip(LABELS[score.target], score.label_r.tolist(), strict=True):
-            expected = {"pair": score.name, "label": label, "r": None if math.isnan(r) else r}
+            expected = {"pair": score.pair, "label": label, "r": None if math.isnan(r) else r}
             assert next(rows) == expected
 
 
 def test_influences_are_the_highest_weights() -> None:
     weight = np.random.default_rng(1).normal(size=(2, 4))
-    weights = {score.pair: weight for score in make_scores()}
+    weights = {score.ends: weight for score in make_scores()}
     rows = cells(make_results(weights=weights), "influences")
     assert {row["pair"] for row in rows} == {"city->country"}, "the pair with a reference"
     right = {("Paris", "France"), ("Lyon", "France"), ("Rome", "Italy")}
@@ -249,7 +249,7 @@ def test_influences_are_the_highest_weights() -> None:
 def test_without_references_the_best_pairs_are_shown() -> None:
     scores = make_scores(**dict.fromkeys(HITS))
     found = make_results(scores)
-    assert {row["pair"] for row in cells(found, "influences")} == {score.name for score in scores}
+    assert {row["pair"] for row in cells(found, "influences")} == {score.pair for score in scores}
     assert {row["in_reference"] for row in cells(found, "influences")} == {None}
     weights = [name for name in figure_names(found) if name.startswith("weights_")]
     assert len(weights) == 6 and "weights_city-Xover2" in weights
