@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import CheckpointError, SubjectsError
-from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.probe.module import LinearProbe
-from tests.toys import NAMES, quiet_trainer
+from lincorr_lightning.errors import CheckpointError
+from tests.toys import NAMES
 
 EDITS = ["--model.learning_rate=0.01", "--model.steps_per_edit=3", "--data.n_edits=5"]
 JOINT = [*EDITS, "--model.protocol=joint", "--model.edits_per_step=2", "--trainer.max_epochs=2"]
@@ -33,16 +29,6 @@ WORLD = [
     "--trainer.max_epochs=3",
     "--trainer.check_val_every_n_epoch=1",
 ]
-SGD = [
-    "--model.knowledge=[city, country]",
-    "--model.require_reference=[]",
-    "--model.solver=sgd",
-    "--data.n_subjects=200",
-    "--data.batch_size=40",
-    "--trainer.max_epochs=3",
-    "--model.ridge=0",
-]
-
 # Config, options, and the checkpoints to resume at: those of a step, after validation (v) and at
 # the end of an epoch (e).
 STUDIES = {
@@ -97,7 +83,6 @@ STUDIES = {
         ["s3", "s4", "s12", "v0", "e0"],
     ),
     "pretraining": ("pretraining.yaml", WORLD, ["s2", "s3", "e1", "s9", "v2", "e2"]),
-    "probe": ("linear_probe.yaml", SGD, ["e0", "s6", "v1"]),
 }
 OF_A_FOLDER = {"seconds", "settings", "versions", "name_or_path", "model"}
 
@@ -174,13 +159,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert ours[1:] == (results, tables), name
 
 
-def test_a_probe_is_not_resumed_without_its_statistics(small_lm: str, tmp_path: Path) -> None:
-    run("probe", tmp_path / "whole", small_lm, *keeping(tmp_path))
-    for name, message in (("s4", "middle of an epoch"), ("e2", "has all 3 epochs")):
-        with pytest.raises(CheckpointError, match=rf"{name}\.ckpt: the checkpoint .*{message}"):
-            run("probe", tmp_path / name, small_lm, f"--ckpt_path={tmp_path / name}.ckpt")
-
-
 # -- other settings ------------------------------------------------------------------------------
 
 # Options of studies and data that a resumed run may change: outputs, what makes batches of the same
@@ -242,20 +220,8 @@ OTHER: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "data.world.n_people=25": ("'n_people': 24", "'n_people': 25"),
         },
     ),
-    "probe": (
-        "e0",
-        {
-            "data.seed=1": ("0", "1"),
-            "data.n_subjects=180": ("200", "180"),
-            "data.batch_size=50": ("40", "50"),
-            "model.learning_rate=0.1": ("0.5", "0.1"),
-            "model.momentum=0.5": ("0.9", "0.5"),
-            "model.ridge=2.0": ("0.0", "2.0"),
-            "trainer.limit_train_batches=2": ("1.0", "2"),
-        },
-    ),
 }
-ALWAYS = ("model.learning_rate=0.02", "model.size.n_heads=4", "data.n_subjects=180")
+ALWAYS = ("model.learning_rate=0.02", "model.size.n_heads=4")
 
 
 @pytest.fixture(scope="module")
@@ -325,27 +291,3 @@ def _class(path: str) -> Any:
     from pkgutil import resolve_name
 
     return resolve_name(path)
-
-
-def test_a_probe_is_not_scored_on_what_it_was_trained_on(small_lm: str, tmp_path: Path) -> None:
-    """Also if the subjects come from a DataLoader, of which a checkpoint knows nothing."""
-
-    def fit(seed: int, n_epochs: int, ckpt_path: Path | None = None) -> Any:
-        probe = LinearProbe(LMConfig(small_lm), solver="sgd", ridge=0.0, random_labels=0)
-        data = SubjectsDataModule(probe.lm, n_subjects=80, batch_size=20, seed=seed)
-        data.setup("fit")
-        trainer = quiet_trainer(tmp_path, max_epochs=n_epochs)
-        loaders = [
-            DataLoader(data._batches(half), batch_size=None)  # type: ignore[arg-type]
-            for half in ("fit", "test")
-        ]
-        trainer.fit(probe, *loaders, ckpt_path=ckpt_path)
-        return trainer, probe, data
-
-    trainer, probe, data = fit(0, 1)
-    trainer.save_checkpoint(path := tmp_path / "end.ckpt")
-    assert probe.fit_subjects == data.halves["fit"]
-    _, again, _ = fit(0, 2, path)
-    assert again.fit_subjects == data.halves["fit"]
-    with pytest.raises(SubjectsError, match=r"held-out subjects, such as .* were fitted on"):
-        fit(1, 2, path)

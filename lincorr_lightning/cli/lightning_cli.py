@@ -228,9 +228,7 @@ class LincorrCLI(LightningCLI):
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
-        self.is_planned = self.subcommand == "fit" and getattr(self.model, "dry_run", False)
-        if not self.is_planned:
-            check_writable(root)
+        check_writable(root)
         name = self._get(self.config_init, "name") or study_name(self.model)
         if config["logger"] is None or config["logger"] is True:
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
@@ -250,10 +248,6 @@ class LincorrCLI(LightningCLI):
         if not is_first:
             exit_with_parent()
         try:
-            if self.is_planned:
-                if is_first:
-                    sys.stdout.write(self.model.describe_cost(self.trainer, self.datamodule))
-                return
             super()._run_subcommand(subcommand)
         except Exception as error:
             path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")

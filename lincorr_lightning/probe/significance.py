@@ -55,7 +55,7 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
 def p_values(scores: Sequence[PairScore]) -> Numbers:
     """Return p, and q adjusted for all pairs, of scores that have standard errors."""
     p = {
-        score.pair: significance.one_sided_p(score.evidence / score.excess_error)
+        score.ends: significance.one_sided_p(score.evidence / score.excess_error)
         for score in scores
         if score.evidence is not None and score.excess_error
     }
@@ -69,7 +69,7 @@ def p_values(scores: Sequence[PairScore]) -> Numbers:
 def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: Moments) -> Numbers:
     """Return r after other knowledge was removed from both sides; none for stored maps."""
     numbers: dict[Pair, dict[str, float | None]] = {}
-    alone = {score.pair: torch.from_numpy(score.label_r).square() for score in scores}
+    alone = {score.ends: torch.from_numpy(score.label_r).square() for score in scores}
     fit, layout = fitted.moments, fitted.layout
     if fit is None or not (partial_out := layout.removed):
         return numbers
@@ -122,9 +122,9 @@ def compose_maps(
     layout, weights = fitted.layout, fitted.weights()
     weights = {pair: weights[pair] for pair in wordings_of(weights)}
     compositions: list[Composition] = []
-    scores = [score for score in scores if score.pair in weights]
+    scores = [score for score in scores if score.ends in weights]
     for score in sorted(scores, key=lambda s: 2.0 if s.label_mean is None else -s.label_mean):
-        source, target = score.pair
+        source, target = score.ends
         between = [n for n in layout.domains if {(source, n), (n, target)} <= set(weights)]
         known = {
             n: [layout.references[leg] is not None for leg in ((source, n), (n, target))]
@@ -145,7 +145,7 @@ def compose_maps(
                     target,
                     direct,
                     indirect,
-                    number(significance.weight_cosine(composed[via], weights[score.pair])),
+                    number(significance.weight_cosine(composed[via], weights[score.ends])),
                     median(others) if others else None,
                     number(indirect / direct) if direct and indirect is not None else None,
                 )

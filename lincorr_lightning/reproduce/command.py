@@ -59,8 +59,6 @@ def reproduce(args: Sequence[str]) -> Path | None:
         if not changed["only"]:
             raise ConfigError("--only names no table or figure; leave it out for all.")
     options = dict(map(_option, changed.pop("option") or ()))
-    if any(key.endswith("model.dry_run") for key in options):
-        raise ConfigError("a reproduction has no model.dry_run; --plan shows its runs.")
     settings = planning.read_settings(config, changed, options)
     files.refuse_url(settings.output, "--output")
     chosen, folder = planning.select_items(settings.only), Path(settings.output)

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.artifact import LinearMap, PairMap
+from lincorr_lightning.linear_map.weights import LabelSet
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import NO_FILES, quiet_trainer, save_toy_lm
 
@@ -222,16 +223,9 @@ def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNa
 
     def save(name: str, ids: dict[str, list[int]]) -> str:
         folder = tmp_path_factory.mktemp(name) / "linear_map"
-        LinearMap(
-            weights={"city->country": torch.from_numpy(weight)},
-            biases={"city->country": torch.from_numpy(bias)},
-            token_ids=ids,
-            labels=labels,
-            templates={k: TEMPLATES[k] for k in ids},
-            ridge={"city->country": 0.0},
-            lm="made by hand",
-            fingerprint={},
-        ).save(folder)
+        one = PairMap(torch.from_numpy(weight), torch.from_numpy(bias), ridge=0.0)
+        sets = [LabelSet(k, TEMPLATES[k], labels[k], ids[k]) for k in ids]
+        LinearMap({"city->country": one}, sets, "made by hand", {}).save(folder)
         return str(folder)
 
     other = save("other_map", ids | {"city": [i + 1 for i in ids["city"]]})

@@ -4,7 +4,9 @@ import copy
 import inspect
 import random
 import re
+import shutil
 import signal
+from pathlib import Path
 
 import lightning as L
 import numpy as np
@@ -31,7 +33,6 @@ from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.finetune.edit_files import read_edits
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -350,9 +351,8 @@ def test_no_count_is_too_small(kind):
 
 @pytest.mark.parametrize("kind", [GradientCorrelation, Resilience, Generalization])
 def test_a_map_of_another_prompt_is_refused(kind, own_map, tmp_path, fit):
-    other = LinearMap.from_pretrained(own_map.folder)
-    other.templates["city"] = "{} was born in"
-    other.save(tmp_path / "map")
+    config = Path(shutil.copytree(own_map.folder, tmp_path / "map")) / "config.json"
+    config.write_text(config.read_text().replace("{} lives in the city of", "{} was born in"))
     watch = kind(relation="city->country", linear_map=str(tmp_path / "map"))
     with pytest.raises(LinearMapError, match=r"fitted with the city prompt '.. was born in', this"):
         fit(watch)

@@ -35,7 +35,6 @@ class Study:
     options: tuple[str, ...]
     checkpoint: str | None = None
     processes: tuple[str, ...] | None = ()
-    resumes_at_end: bool = True
     resumes_two: bool = True
 
     def command(self, inputs: Path, root: Path, two: bool = False) -> list[str]:
@@ -109,19 +108,6 @@ _WORLD = (
 
 STUDIES = {
     "linear_probe": Study("fit", "linear_probe", (*_PROBE, "--model.ridge=0")),
-    "linear_probe_sgd": Study(
-        "fit",
-        "linear_probe",
-        (
-            *_PROBE,
-            "--model.solver=sgd",
-            "--model.ridge=5.0",
-            "--trainer.max_epochs=4",
-            "--trainer.check_val_every_n_epoch=4",
-        ),
-        checkpoint="every_n_epochs=1",
-        resumes_at_end=False,
-    ),
     "correlation_matrix": Study(
         "fit", "correlation_matrix", (_LM, _KNOWLEDGE, *_PROBE[2:], "--model.ridge=auto")
     ),

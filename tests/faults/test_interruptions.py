@@ -52,11 +52,9 @@ def wait_for_moment(
     runs[0].wait(pause)
 
 
-def own_checkpoint(study: str, root: Path, whole: Path) -> list[str]:
+def own_checkpoint(root: Path) -> list[str]:
     """Return the option that goes on with a killed run; empty if it cannot be resumed."""
-    last = [] if STUDIES[study].resumes_at_end else checkpoints(whole.parents[1])[-1:]
-    names = {path.name for path in last}
-    return [f"--ckpt_path={path}" for path in checkpoints(root) if path.name not in names][-1:]
+    return [f"--ckpt_path={path}" for path in checkpoints(root)][-1:]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -81,7 +79,7 @@ def test_a_killed_run_goes_on(
     if status and number != signal.SIGKILL:
         check_line(run, {status})
     check_files(root, files_of(whole))
-    more = own_checkpoint(study, root, whole)
+    more = own_checkpoint(root)
     assert (last := run_study(study, "again", *more)).ends() == 0, last.text[-2000:]
     check_files(root, files_of(whole))
     check_equal(finished(root), whole)
@@ -110,7 +108,7 @@ def test_the_other_rank_ends(
     if other.ends(_END_S) not in (0, 128 + signal.SIGTERM):
         check_line(other, {1})
     check_files(root, files_of(whole))
-    more = own_checkpoint(study, root, whole) if made.resumes_two else []
+    more = own_checkpoint(root) if made.resumes_two else []
     for run in start_two([*command, *more], tmp_path / "again.stderr"):
         assert run.ends(2 * PATIENCE_S) == 0, run.text[-2000:]
     check_equal(finished(root), whole)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
@@ -251,46 +250,6 @@ def test_probe_in_several_wordings(small_lm, one_and_two, tmp_path):
     assert [pair["templates"]["n"] for pair in one["pairs"]] == [2, 2]
     assert_close(one, two, 1e-6)
     tables(folders, 1e-6)
-
-
-def test_gradient_descent_of_a_probe(small_lm, one_and_two):
-    """80 subjects make four batches of 20, and two steps of 40, for one process as for two."""
-    folders = one_and_two(
-        "fit",
-        "--config",
-        "linear_probe.yaml",
-        f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]",
-        "--model.require_reference=[]",
-        "--data.n_subjects=160",
-        "--model.solver=sgd",
-        "--model.ridge=5.0",
-        "--trainer.max_epochs=8",
-        "--trainer.check_val_every_n_epoch=8",
-        "--trainer.log_every_n_steps=5",
-        one=("--data.batch_size=40",),
-        two=("--data.batch_size=20",),
-    )
-    one, two = map(numbers, folders)
-    for found in (one, two):
-        for pair in found["pairs"]:
-            # It pairs the subjects of a batch, and batches are those of a process.
-            assert pair.pop("permuted_label_mean") is not None
-    assert one["n_fit"] == 80
-    assert_close(one, two, 1e-6)
-    maps, losses = [], []
-    for folder in folders:
-        (path,) = folder.rglob("linear_map.safetensors")
-        maps.append(load_file(path))
-        (events,) = folder.rglob("events.out.tfevents.*")
-        log = EventAccumulator(str(events), size_guidance={"scalars": 0})
-        log.Reload()
-        losses.append([point.value for point in log.Scalars("train/loss")])
-    assert maps[0].keys() == maps[1].keys()
-    for name, weight in maps[0].items():
-        assert torch.allclose(weight, maps[1][name], rtol=1e-5, atol=1e-6), name
-    assert len(losses[0]) == 3
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_pretraining(one_and_two):

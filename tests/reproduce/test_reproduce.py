@@ -389,8 +389,6 @@ def test_an_error_of_one_run_stands_on_the_page(reproduce):
             r"runs, probe: .*data\.n_subjcts.*STUDY\.KEY=VALUE",
         ),
         (["--option=model.ridge"], {}, r"write KEY=VALUE"),
-        (["--option=model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
-        (["--option=probe.model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
         (["--size=huge"], {}, r"size is 'huge'; .* has toy"),
         (["--top=0"], {}, r"settings.yaml: top: .* 0 does"),
         (["--after=a", "--after=b"], {}, r"2 tuned LMs for 1 LMs"),
