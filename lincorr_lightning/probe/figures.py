@@ -211,12 +211,10 @@ def _dot_plot(
     low, high = np.nanmin([0, *values.min()]), np.nanmax([0, *values.max()])
     axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    parts = [part for part in ("source", "via", "target") if part in shown]
-    names = ("->".join(row) for row in shown[parts].itertuples(index=False))
-    axes.set_yticks(rows, plots.legible(names, 60), fontsize=8.5)
+    axes.set_yticks(rows, plots.legible(shown["pair"], 60), fontsize=8.5)
     plots.bare_axes(axes)
     axes.set_xlabel(shows, color=INK)
-    axes.set_ylabel("source->target" if "via" not in shown else "source->via->target", color=INK)
+    axes.set_ylabel("source->target", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return figure
 
@@ -269,23 +267,6 @@ def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Fig
     title = f"Correlation{' above its control' if above else ''} in {lm}"
     note = ("pairs, the highest", "ranking")
     return _dot_plot(frame, dots, ("low", "high"), BLUE, title, note, f"r{minus}")
-
-
-def transitivity_figure(frame: DataFrame, lm: str) -> Figure:
-    """Draw r of composed maps beside r of the pair's own map, from the ``transitivity`` table."""
-    dots = [
-        _Dots("elsewhere", "median through knowledge without reference", "x", GREY),
-        _Dots("composed", "two maps composed", "D", ORANGE, "white"),
-        _Dots("direct", "the pair’s own map", "o", BLUE),
-    ]
-    return _dot_plot(
-        frame.sort_values("direct", ascending=False, kind="stable"),
-        dots,
-        ("composed", "direct"),
-        PALE,
-        f"Composed maps in {lm}",
-        ("composed maps", "transitivity"),
-    )
 
 
 def _cut_note(n_shown: int, n: int, what: str, table: str) -> str:

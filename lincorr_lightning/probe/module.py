@@ -261,7 +261,6 @@ class LinearProbe(LMStudy):
             weights={pair: w.cpu().numpy() for pair, w in fitted.weights().items()},
             layout=self.layout,
             path=[over_wordings(point) for point in ridge_paths(fitted, test, HALF_DECADES)],
-            compositions=significance.compose_maps(wordings, fitted, test),
             label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
             n_fit=fitted.n,

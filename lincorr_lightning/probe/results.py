@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,6 @@ from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
 from lincorr_lightning.linear_map.scores import PairScore, fields_with, number_columns
-from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
 
@@ -45,7 +44,6 @@ class ProbeFindings:
     layout: JointLayout
     path: Sequence[Mapping[Pair, PairScore]]
     """Scores at each ridge strength; empty when stored maps were scored."""
-    compositions: Sequence[Composition]
     label_counts: Sequence[LabelCount]
     subjects: Mapping[str, Sequence[str]]  #: Subjects of each half.
     n_fit: int
@@ -78,7 +76,6 @@ def probe_results(
             for score in (scores if findings.path else ())
         ],
         "left_out": dict(layout.left_out),
-        "transitivity": [asdict(one) for one in findings.compositions],
     }
     values = {
         "n_fit": int(findings.n_fit),
@@ -213,9 +210,6 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     if len(findings.wordings) > len(scores):
         yield _spread(scores)
         yield _wordings(findings)
-    if findings.compositions:
-        caption = "Composed maps beside the map of the pair"
-        yield Table.of("transitivity", findings.compositions, caption=caption)
     if findings.label_counts:
         yield Table.of(
             "random_words",
@@ -368,10 +362,6 @@ def _figures(
         caption = "Label-wise r above its control, with 95 % intervals over subjects."
         frame = tables["ranking"].frame
         yield Figure("ranking", caption, partial(figures.ranking_figure, frame, partial_out, lm))
-    if "transitivity" in tables:
-        caption = "Label-wise r of composed maps beside the map of the pair."
-        frame = tables["transitivity"].frame
-        yield Figure("transitivity", caption, partial(figures.transitivity_figure, frame, lm))
     shown = findings.notable(_MAX_WEIGHT_FIGURES)
     names = [score.pair for score in shown]
     if "ridge_path" in tables and shown:

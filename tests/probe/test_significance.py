@@ -132,31 +132,13 @@ def test_partialled_out_knowledge_has_no_partial_r(found: Any) -> None:
         assert (pair["through_given"] is not None) == has_one
 
 
-def test_composed_maps_are_products(found: Any) -> None:
-    results, probe, _, run = found
-    one = next(
-        c
-        for c in results["transitivity"]
-        if (c["source"], c["via"], c["target"]) == ("city", "country", "continent")
-    )
-    linear_map = probe.linear_map()
-    composed = linear_map.weight("country->continent") @ linear_map.weight("city->country")
-    predicted = _logits(probe, run, "test", "city") @ composed.numpy().T
-    r = mean_r(predicted, _logits(probe, run, "test", "continent"))
-    assert one["composed"] == pytest.approx(r, abs=1e-6)
-    assert one["kept"] == pytest.approx(r / one["direct"])
-    assert one["direct"] > 0.95 and one["kept"] > 0.95
-    assert one["elsewhere"] < 0.5
-
-
 def test_tables_and_figures_rank_the_pairs(found: Any) -> None:
     run = found[3]
     rows = read_table(run / "tables" / "ranking.csv")
     excess = [float(row["excess"]) for row in rows]
     assert excess == sorted(excess, reverse=True)
     assert len(rows) == len(found[0]["pairs"])
-    for name in ("ranking", "transitivity"):
-        assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
+    assert (run / "figures" / "ranking.png").stat().st_size > 10_000
 
 
 def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_no_pair(
