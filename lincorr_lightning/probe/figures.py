@@ -211,7 +211,8 @@ def _dot_plot(
     low, high = np.nanmin([0, *values.min()]), np.nanmax([0, *values.max()])
     axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(rows, plots.legible(shown["pair"], 60), fontsize=8.5)
+    names = shown["source"] + "->" + shown["target"]
+    axes.set_yticks(rows, plots.legible(names, 60), fontsize=8.5)
     plots.bare_axes(axes)
     axes.set_xlabel(shows, color=INK)
     axes.set_ylabel("source->target", color=INK)
