@@ -313,7 +313,7 @@ def test_every_option_is_compared(study: str, kept: Callable[[str], Path]) -> No
     data = next(value for key, value in checkpoint.items() if key.endswith("DataModule"))
     compared = {*checkpoint["study"]["settings"], *data["determined_by"]}
     named = {key.partition(" ")[0] for key in compared}
-    of_files = {"data.batch_size", "data.edits_beside"}  # the LM's folder, of which edits are kept
+    of_files = {"data.batch_size", "data.edits_of_lm"}  # the LM's folder, of which edits are kept
     unused = of_files if "Edits" in classes["data"] else set()
     assert wanted - named <= FREE | unused
     assert {key for key in compared if "of all ranks" in key} == {

@@ -135,20 +135,6 @@ class StackedLoRA(nn.Module):
         finally:
             self._rows = outer
 
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip each adapter's gradient by its own norm; return the norms before, ``(n,)``."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        if not gradients:
-            return torch.zeros(self.n)
-        device = gradients[0].device
-        parts = [torch.linalg.vector_norm(g, dim=(1, 2)).to(device) for g in gradients]
-        norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
-        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale.to(gradient).view(-1, 1, 1))
-        return norms
-
     def _check_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (rows := self._rows) is None:
             return

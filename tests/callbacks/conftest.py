@@ -83,6 +83,44 @@ def naive_map(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nd
     return solution[:-1].T, solution[-1]
 
 
+def naive_answers(model: Any, tokenizer: Any, subjects: Sequence[str]) -> dict[str, np.ndarray]:
+    """All logits that are compared, by kind of knowledge."""
+    return {k: naive_logits(model, tokenizer, k, subjects) for k in ("city", "country", "color")}
+
+
+def naive_outcomes(base: Any, now: Any, edits: Sequence[dict[str, str]]) -> dict[str, float]:
+    """What edits did, by log key, from the answers about their subjects, which come first.
+
+    NaN of those learned if there is none.
+    """
+    rows = np.arange(len(edits))
+    answers = [edit["answer"] for edit in edits]
+    right = np.array([COUNTRIES.index(str(PLACES[answer])) for answer in answers])
+    learned = now["city"][rows].argmax(1) == [CITIES.index(answer) for answer in answers]
+    before, after = (logits["country"][rows].argmax(1) for logits in (base, now))
+    chance = np.exp(now["country"][rows])
+    chance /= chance.sum(1, keepdims=True)
+    colors = [logits["color"][rows].argmax(1) for logits in (base, now)]
+    hits = {
+        "generalized": after == right,
+        "hallucinated": (after != right) & (after != before),
+        "unchanged": (after != right) & (after == before),
+    }
+    shares = {f"generalization/{name}": hit.mean() for name, hit in hits.items()}
+    for name in ("generalized", "hallucinated"):
+        of_learned = hits[name][learned]
+        shares[f"generalization/{name}_of_learned"] = of_learned.mean() if any(learned) else np.nan
+        by_country = [hits[name][right == country].mean() for country in set(right)]
+        shares[f"generalization/macro_{name}"] = np.mean(by_country)
+    return shares | {
+        "generalization/source_learned": learned.mean(),
+        "generalization/constant": max(np.bincount(right)) / len(right),
+        "probability/reference": chance[rows, right].mean(),
+        "probability/old_answer": chance[rows, before].mean(),
+        "control_unchanged/color": (colors[0] == colors[1]).mean(),
+    }
+
+
 class Theirs(L.LightningModule):
     """Trains on whole sentences, in train mode, with one part left in eval mode."""
 
@@ -166,6 +204,8 @@ def naive() -> SimpleNamespace:
     """The helpers of this file, which test files cannot import."""
     return SimpleNamespace(
         logits=naive_logits,
+        answers=naive_answers,
+        outcomes=naive_outcomes,
         r=naive_r,
         map=naive_map,
         loop=Loop,

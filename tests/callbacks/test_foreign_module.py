@@ -1,6 +1,5 @@
 """Callbacks in a user's own fine-tune, without a module or DataModule of this package."""
 
-import csv
 import importlib
 import json
 import os
@@ -20,6 +19,7 @@ from lincorr_lightning.callbacks import (
 )
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.run_folder import collect_callback_results
+from tests.toys import read_table
 
 THEIRS = """
 import lightning as L
@@ -62,38 +62,7 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("their_study")
 
 
-def check(trainer, subjects, folder):
-    """All three have measured at each of the four steps, and the cases are written."""
-    found = {type(c).__name__: c for c in trainer.callbacks}
-    gradients, count, resilience = (
-        found[name] for name in ("GradientCorrelation", "Generalization", "Resilience")
-    )
-    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
-    assert steps == [1, 2, 3, 4]
-    assert [step for step, _ in count.history["generalization/hallucinated"]] == [0, *steps]
-    assert resilience.results["after"] != resilience.results["before"]
-    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
-    assert sum(shares) == pytest.approx(1)
-    with next(folder.rglob("tables/cases.csv")).open() as handle:
-        cases = list(csv.DictReader(handle))
-    if subjects is None:
-        assert len(cases) == count.n_watch
-    else:
-        assert [case["subject"] for case in cases] == subjects
-
-
-def test_by_python(theirs, small_lm, tmp_path, fit):
-    trainer = fit(
-        GradientCorrelation("city->country"),
-        Generalization("city->country"),
-        Resilience(every_n_steps=2),
-        module=theirs.Chat(small_lm),
-        data=theirs.Talk(),
-    )
-    check(trainer, None, tmp_path)
-
-
-def config(given, own_map):
+def config(edits, own_map):
     return {
         "trainer": {
             "accelerator": "cpu",
@@ -103,7 +72,7 @@ def config(given, own_map):
             "enable_checkpointing": False,
             "callbacks": [
                 {"class_path": "GradientCorrelation", "init_args": {"every_n_steps": 1}},
-                {"class_path": "Generalization", "init_args": {"edits": given}},
+                {"class_path": "Generalization", "init_args": {"edits": edits}},
                 {
                     "class_path": "Resilience",
                     "init_args": {"linear_map": own_map.folder, "every_n_steps": 2},
@@ -123,8 +92,18 @@ def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(str(edits), own_map) | study))
     runs = tmp_path / "runs"
     cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", str(runs)])
-    check(cli.trainer, [edit["subject"] for edit in naive.edits], runs)
+    found = {type(c).__name__: c for c in cli.trainer.callbacks}
+    gradients, count = found["GradientCorrelation"], found["Generalization"]
+    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
+    assert steps == [1, 2, 3, 4]
+    assert [step for step, _ in count.history["generalization/hallucinated"]] == [0, *steps]
+    resilience = found["Resilience"].results
+    assert resilience["after"] != resilience["before"]
+    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
+    assert sum(shares) == pytest.approx(1)
     (folder,) = runs.glob("*/version_0")
+    cases = read_table(folder / "tables" / "cases.csv")
+    assert [case["subject"] for case in cases] == [edit["subject"] for edit in naive.edits]
     assert list(folder.glob("events.out.tfevents*"))
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
@@ -156,8 +135,7 @@ def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, t
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
-    with cases.open() as handle:
-        found = [case["subject"] for case in csv.DictReader(handle)]
+    found = [case["subject"] for case in read_table(cases)]
     assert found == [edit["subject"] for edit in naive.edits]
 
 
@@ -208,8 +186,7 @@ def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path
         Resilience(own_map.folder, n_watch=50),
     ]
     trainer = fit(*callbacks, logger=CSVLogger(tmp_path, name="", version="csv"))
-    with (tmp_path / "csv" / "metrics.csv").open() as handle:
-        written = list(csv.DictReader(handle))
+    written = read_table(tmp_path / "csv" / "metrics.csv")
     for callback in callbacks:
         assert callback.history
         for key, points in callback.history.items():

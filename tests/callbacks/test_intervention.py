@@ -10,7 +10,7 @@ from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.interventions import EditStates, TargetSpace
-from lincorr_lightning.linear_map.artifact import sample_fitted_subjects
+from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
 from tests.toys import save_toy_lm
 
 TRAINING = EditTraining(edits_per_step=3, n_steps=12)

@@ -9,7 +9,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 from lincorr_lightning.callbacks import TokenGeometryMonitor
-from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
+from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 from tests.toys import read_table
@@ -74,27 +74,17 @@ def test_every_step_of_training(naive, small_lm, texts, fit):
     module = naive.module(small_lm)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     callback = watch(texts)
-    fit(callback, module=module)
+    folder = run_folder(fit(callback, module=module))
     assert [step for step, _ in callback.history["token_geometry/loss"]] == [0, 1, 2, 3, 4]
     for step, state in enumerate(states):
         expected = naive_numbers(state, module.tokenizer, texts[1])
         assert numbers_at(callback.history, step) == pytest.approx(expected, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, 0) != numbers_at(callback.history, 4)
-
-
-def test_table_and_curves(texts, fit):
-    callback = watch(texts, every_n_steps=3)
-    folder = run_folder(fit(callback))
     assert (folder / "figures" / "token_geometry.png").is_file()
-    drawn = [line for axes in callback.output.figures[0].draw().axes for line in axes.get_lines()]
-    for layer in (1, 2):
-        values = [value for _, value in callback.history[f"token_geometry/cosine/layer_{layer}"]]
-        assert any(list(line.get_ydata()) == pytest.approx(values) for line in drawn)
     table = read_table(folder / "tables" / "token_geometry.csv")
     rows = [row for row in table if (row["observable"], row["layer"]) == ("cosine", "2")]
     curve = [(int(row["step"]), float(row["mean"])) for row in rows]
     assert curve == callback.history["token_geometry/cosine/layer_2"]
-    assert [step for step, _ in curve] == [0, 3, 4]
 
 
 def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fit):
@@ -111,24 +101,13 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fi
     assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)
 
 
-# -- bad input -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"texts": "gone"}, SubjectsError, r"TokenGeometryMonitor\.texts gone must be a folder"),
         ({"n_tokens": 40}, SubjectsError, r"shorter than TokenGeometryMonitor\.n_tokens, 40"),
-        ({"n_tokens": 65}, ConfigError, r"TokenGeometryMonitor\.n_tokens is 65"),
     ],
 )
 def test_unusable_texts_are_refused(texts, fit, options, error, message):
     with pytest.raises(error, match=message):
         fit(TokenGeometryMonitor(**{"texts": texts[0]} | options))
-
-
-def test_weights_that_are_not_finite(naive, small_lm, texts, fit):
-    module = naive.module(small_lm)
-    module.backbone.model.layers[0].mlp.down_proj.weight.data[0] = torch.nan
-    with pytest.raises(NonFiniteError, match="layer 1"):
-        fit(watch(texts), module=module)
