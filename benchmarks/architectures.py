@@ -1,6 +1,6 @@
 """Which causal LMs of transformers work: one small random LM of each type, each in a process.
 
-    python -m benchmarks.architectures [TYPE ...]
+    python -m benchmarks.architectures [--model_types "[TYPE, …]"]
 
 The LM of a type is built from the default configuration with the sizes of architectures.yaml, gets
 random weights, is saved, and is then used as a user would: read, probed, edited. The right numbers
@@ -11,7 +11,6 @@ so that a run that was interrupted goes on; docs/architectures.md gets the table
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import io
@@ -26,12 +25,20 @@ from typing import Any
 import torch
 import transformers as hf
 import yaml
+from jsonargparse import auto_cli
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.common import RESULTS, markdown_table, place_tables, read_numbers, write_numbers
+from benchmarks.common import (
+    QUIET,
+    RESULTS,
+    markdown_table,
+    place_tables,
+    read_numbers,
+    write_numbers,
+)
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import LincorrError
 from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -132,6 +139,15 @@ def logits_alone(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack(parts)[:, TOKENS].double()
 
 
+def train(logits_of: Callable[[], Tensor], parameters: list[Tensor], answers: Tensor) -> None:
+    """Take three AdamW steps on one answer of each row of logits."""
+    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(logits_of(), answers, reduction="sum").backward()
+        optimizer.step()
+
+
 class Checks:
     """The checks of one LM, in a folder; each returns an error, or raises what a user would see."""
 
@@ -178,25 +194,19 @@ class Checks:
         logits = lm.logits_of_groups(self.rows, TOKENS, range(len(self.rows)))
         return error_of(logits, logits_alone(rounded.eval(), self.rows))
 
-    def run(self, verb: str, config: str, *options: str) -> Any:
-        """Run `lincorr` on the LM with few edits or subjects, and return its Trainer."""
+    def run(self, config: str, *options: str) -> Any:
+        """Run `lincorr fit` on the LM with few edits or subjects, and return its Trainer."""
         log = io.StringIO()
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             return lincorr(
                 [
-                    verb,
-                    "--config",
-                    config,
-                    "--model.lm.name_or_path",
-                    str(self.folder),
-                    "--model.lm.tokenizer",
-                    str(self.folder / "tokenizer"),
-                    "--trainer.default_root_dir",
-                    str(self.folder / "runs"),
-                    "--trainer.enable_progress_bar",
-                    "false",
-                    "--trainer.logger",
-                    "false",
+                    "fit",
+                    f"--config=configs/{config}.yaml",
+                    f"--model.lm.name_or_path={self.folder}",
+                    f"--model.lm.tokenizer={self.folder / 'tokenizer'}",
+                    f"--trainer.default_root_dir={self.folder / 'runs'}",
+                    "--trainer.logger=false",
+                    QUIET,
                     *options,
                 ]
             ).trainer
@@ -204,39 +214,30 @@ class Checks:
     def probe(self) -> None:
         """Fit W of two kinds of knowledge."""
         self.run(
-            "fit",
-            "configs/linear_probe.yaml",
-            "--model.knowledge",
-            "[city,country]",
-            "--data.n_subjects",
-            "40",
-            "--model.require_reference",
-            "[]",
+            "linear_probe",
+            "--model.knowledge=[city,country]",
+            "--model.require_reference=[]",
+            "--data.n_subjects=40",
         )
 
     def _edit(self, *options: str) -> Any:
         return self.run(
-            "fit",
-            "configs/source_finetune.yaml",
-            "--data.n_edits",
-            "2",
-            "--trainer.callbacks",
-            "[Generalization]",
-            "--model.steps_per_edit",
-            "2",
-            "--model.adapter.rank",
-            "4",
+            "source_finetune",
+            "--data.n_edits=2",
+            "--trainer.callbacks=[Generalization]",
+            "--model.steps_per_edit=2",
+            "--model.adapter.rank=4",
             *options,
         )
 
     def full(self) -> float:
         """Train all weights on each of two edits; what is left is the LM as it was."""
-        lm = self._edit("--model.method", "full").lightning_module.lm
+        lm = self._edit("--model.method=full").lightning_module.lm
         return error_of(lm.logits_of_rows(self.rows, TOKENS), self.expected)
 
     def lora(self) -> float:
         """Train adapters side by side, each of which is to be what it is alone."""
-        self._edit("--model.method", "lora")
+        self._edit("--model.method=lora")
         return self.side_by_side()
 
     def side_by_side(self) -> float:
@@ -246,15 +247,13 @@ class Checks:
         stack = StackedLoRA(lm.model, 2, AdapterSettings(rank=4, alpha=8.0))
         alone = [self._trained_alone(stack, i, prompts[i], answers[i]) for i in range(2)]
         ids, mask = lm.pad(prompts)
-        optimizer = torch.optim.AdamW(stack.parameters(), lr=0.01, weight_decay=0.0)
-        for _ in range(3):
-            optimizer.zero_grad()
+
+        def together() -> Tensor:
             with stack.rows([0, 1]):
                 logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            cross_entropy(
-                logits[torch.arange(2), mask.sum(1) - 1], answers, reduction="sum"
-            ).backward()
-            optimizer.step()
+            return logits[torch.arange(2), mask.sum(1) - 1]
+
+        train(together, [*stack.parameters()], answers)
         errors = []
         for i in range(2):
             read = lm.logits_of_rows(
@@ -286,25 +285,17 @@ class Checks:
                 return output + stack.scaling * args[0] @ down.T @ up.T
 
             model.get_submodule(name).register_forward_hook(add)
-        optimizer = torch.optim.AdamW(factors, lr=0.01, weight_decay=0.0)
-        for _ in range(3):
-            optimizer.zero_grad()
-            logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1]
-            cross_entropy(logits, answer).backward()
-            optimizer.step()
+        ids = torch.tensor([row])
+        train(lambda: model(input_ids=ids, use_cache=False).logits[:, -1], factors, answer[None])
         return logits_alone(model, self.rows)
 
     def joint(self) -> float:
         """Train one adapter on both edits, save the LM and read it again."""
         trainer = self._edit(
-            "--model.method",
-            "lora",
-            "--model.protocol",
-            "joint",
-            "--model.save_model",
-            "true",
-            "--model.learning_rate",
-            "0.01",
+            "--model.method=lora",
+            "--model.protocol=joint",
+            "--model.save_model=true",
+            "--model.learning_rate=0.01",
         )
         trained = trainer.lightning_module.lm.logits_of_rows(self.rows, TOKENS)
         saved = next(self.folder.glob("runs/**/model"))
@@ -420,29 +411,26 @@ def family_of(model_type: str) -> str:
 
 def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
     """Return the tables of docs/architectures.md, by their markers."""
-    built = {one: outcomes for one, outcomes in results.items() if outcomes["built"] == "ok"}
+    built = {name: outcomes for name, outcomes in results.items() if outcomes["built"] == "ok"}
     families: dict[str, list[str]] = {}
-    for one in built:
-        families.setdefault(family_of(one), []).append(one)
+    for name in built:
+        families.setdefault(family_of(name), []).append(name)
     rows = []
-    for name, members in [*sorted(families.items()), ("all", list(built))]:
-        n_right = [sum(_is_right(built[one], check) for one in members) for check in CHECKS]
-        rows.append([name, len(members), *n_right])
-    exceptions = {
-        (one, outcome): [text for c, text in CHECKS.items() if outcomes.get(c) == outcome]
-        for one, outcomes in built.items()
-        for outcome in outcomes.values()
-        if not outcome.startswith(("ok", "no"))
-    }
-    reasons = {one: o["built"].removeprefix("no: ") for one, o in results.items()}
-    not_tried = [[one, why] for one, why in reasons.items() if one not in built]
+    for family, members in [*sorted(families.items()), ("all", list(built))]:
+        n_right = [sum(_is_right(built[name], check) for name in members) for check in CHECKS]
+        rows.append([family, len(members), *n_right])
+    exceptions = []
+    for name, outcomes in built.items():
+        for outcome in dict.fromkeys(outcomes.values()):
+            if not outcome.startswith(("ok", "no")):
+                checks = [text for check, text in CHECKS.items() if outcomes.get(check) == outcome]
+                what = ", ".join(checks) if len(checks) < len(CHECKS) else "all"
+                exceptions.append([name, what, outcome.partition(". ")[0]])
+    not_tried = [name for name in results if name not in built]
     return {
         "architectures": markdown_table(["family", "types", *CHECKS.values()], rows),
-        "architectures_exceptions": markdown_table(
-            ["type", "what", "outcome"],
-            [[one, ", ".join(checks) or "all", why] for (one, why), checks in exceptions.items()],
-        ),
-        "architectures_not_tried": markdown_table(["type", "why"], not_tried),
+        "architectures_exceptions": markdown_table(["type", "what", "outcome"], exceptions),
+        "architectures_not_tried": ", ".join(f"`{name}`" for name in not_tried),
     }
 
 
@@ -450,24 +438,25 @@ def _is_right(outcomes: dict[str, str], check: str) -> bool:
     return outcomes.get(check, "").startswith("ok")
 
 
-def main() -> None:
-    """Examine the types that have no result yet, or those that are given; write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("types", nargs="*", help="types to examine anew; all that have no result")
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
+def main(model_types: tuple[str, ...] = (), processes: int = 2) -> None:
+    """Examine model types, and write the page.
+
+    Args:
+        model_types: Types to examine anew; none takes all that have no result.
+        processes: Number of types at a time.
+    """
     content = read_numbers(PATH) if PATH.exists() else {}
     results = content["types"] if content.get("transformers") == hf.__version__ else {}
-    todo = options.types or [one for one in types() if one not in results]
-    with ThreadPoolExecutor(options.processes) as threads:
-        for one, outcomes in zip(todo, threads.map(_in_process, todo), strict=True):
-            results[one] = outcomes
-            ordered = {name: results[name] for name in sorted(results)}
+    todo = list(model_types) or [name for name in types() if name not in results]
+    with ThreadPoolExecutor(processes) as threads:
+        for name, outcomes in zip(todo, threads.map(_in_process, todo), strict=True):
+            results[name] = outcomes
+            ordered = dict(sorted(results.items()))
             write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
             bad = [f"{c}: {o}" for c, o in outcomes.items() if o.startswith(("WRONG", "TRACE"))]
-            print(one, *(bad or ["ok"]), sep="\n  ", flush=True)
-    place_tables(tables(ordered if todo else results))
+            print(name, *(bad or ["ok"]), sep="\n  ", flush=True)
+    place_tables(tables(dict(sorted(results.items()))))
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main, as_positional=False)

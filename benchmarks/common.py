@@ -1,8 +1,13 @@
-"""What the benchmarks share: runs of `lincorr`, files of numbers, times, and the documents' tables.
+"""What the benchmarks share: runs of `lincorr`, files of numbers, and the documents' tables.
 
 Each benchmark runs as a module, from the root of the repository:
 
     python -m benchmarks.FOLDER.NAME --help
+
+It measures, writes what it measured to ``benchmarks/results``, and puts the tables of it between
+their markers in the documents. A number is declared once, as a field of a record
+(`lincorr_lightning.results.table`); a document shows some rows and columns of a record's table,
+a CSV file has all of them.
 """
 
 from __future__ import annotations
@@ -14,13 +19,15 @@ import subprocess
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, fields, replace
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from lincorr_lightning.results.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,9 +36,67 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES = ROOT / "benchmarks" / "figures"
 QUIET = "--trainer.enable_progress_bar=false"
-N_RESAMPLES = 1000
-FLOATS = npt.NDArray[np.float64]
 T = TypeVar("T")
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % interval, or its range: ``f"{x:.2f}"`` is 0.04 (0.00 to 0.08)."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        # What rounds to zero has no minus.
+        value, low, high = (format(number, spec.replace(".", "z.")) for number in self)
+        return value if self.low == self.high else f"{value} ({low} to {high})"
+
+
+def scored(path: str, heading: str = "", format: str = ".2f") -> Any:
+    """Declare a column by the path of its number in ``results.json``, see `record`."""
+    return field(default=None, metadata={"heading": heading, "format": format, "path": path})
+
+
+def number_at(values: Any, path: str) -> Any:
+    """Return what a path leads to: a number, an `Estimate` of a mean with an interval, or None."""
+    for key in path.split("."):
+        values = values.get(key) if isinstance(values, Mapping) else None
+    if isinstance(values, Mapping):
+        return Estimate(values["mean"], values["low"], values["high"])
+    return values
+
+
+def record(kind: type[T], values: Mapping[str, Any], **known: Any) -> T:
+    """Return a record whose `scored` columns have the values at their paths."""
+    columns: Any = fields(kind)  # type: ignore[arg-type]
+    paths = {each.name: each.metadata["path"] for each in columns if "path" in each.metadata}
+    return kind(**known, **{name: number_at(values, path) for name, path in paths.items()})
+
+
+def half_interval(values: Any) -> float:
+    """Return half of the 95 % interval (Student's t) of a series' mean; NaN of a single number."""
+    from scipy import stats  # not at the top: processes that measure others are to be small
+
+    return float(stats.t.ppf(0.975, values.count() - 1) * values.sem())
+
+
+def mean_estimate(values: Any) -> Estimate:
+    """Return the mean of a series with its 95 % interval (Student's t)."""
+    mean = values.mean()
+    half = half_interval(values)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def mean_interval(shares: Any) -> str:
+    """Return the mean of shares in percent; with several, half of its 95 % interval (t), too."""
+    import pandas as pd
+
+    shares = pd.Series(shares, dtype=float).dropna()
+    if shares.empty:
+        return "–"
+    half = 100 * half_interval(shares)
+    ending = "" if pd.isna(half) else f" ± {half:.0f}"
+    return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−")
 
 
 def results_of(*arguments: str) -> dict[str, Any]:
@@ -39,35 +104,6 @@ def results_of(*arguments: str) -> dict[str, Any]:
     from lincorr_lightning.cli import main as lincorr
 
     return read_numbers(Path(lincorr([*arguments, QUIET]).trainer.log_dir) / "results.json")
-
-
-def mean_interval(shares: Any) -> str:
-    """Return the mean of shares in percent; with several, half of its 95 % interval (t), too."""
-    import pandas as pd  # not at the top: the processes that are timed import this module
-    from scipy import stats
-
-    shares = pd.Series(shares, dtype=float).dropna()
-    if shares.empty:
-        return "–"
-    half = 100 * stats.t.ppf(0.975, len(shares) - 1) * shares.sem()  # NaN of a single one
-    ending = "" if pd.isna(half) else f" ± {half:.0f}"
-    return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−")
-
-
-def drawn(group: npt.NDArray[Any], n_samples: int, rng: np.random.Generator) -> FLOATS:
-    """Return how often each group is in the data, 1, and in each sample of groups.
-
-    The shape is ``(1 + n_samples, n_groups)``.
-    """
-    n = int(group.max()) + 1
-    samples = rng.multinomial(n, np.full(n, 1 / n), size=n_samples)
-    return np.concatenate([np.ones((1, n)), samples])
-
-
-def interval(values: FLOATS) -> tuple[float, float, float]:
-    """Return a score with its 95 % interval, from the score and those of samples."""
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return float(values[0]), float(low), float(high)
 
 
 class Cost(NamedTuple):
@@ -94,20 +130,6 @@ def cost_of(command: Sequence[str], errors: Path | None = None, **options: Any) 
     return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def least_time(work: Callable[[], T], repeats: int = 1, device: str = "cpu") -> tuple[T, float]:
-    """Return what `work` returns, and its seconds: the least of some repeats."""
-    import torch
-
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = work()
-        if device != "cpu":
-            torch.accelerator.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return result, min(seconds)
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write a file, the whole of it or nothing."""
     part = Path(path).with_name(f".{Path(path).name}.part")
@@ -126,16 +148,6 @@ def read_numbers(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_csv(path: str | Path, **options: Any) -> DataFrame:
-    """Return the table of a CSV file; all digits of its numbers count."""
-    import pandas as pd  # as above
-
-    with warnings.catch_warnings():
-        # pandas before 3.1 rounds numbers without the option, of which later ones warn.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return pd.read_csv(path, float_precision="round_trip", **options)
-
-
 def _short(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _short(entry) for key, entry in value.items()}
@@ -144,18 +156,71 @@ def _short(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+def write_csv(path: str | Path, table: DataFrame) -> None:
+    """Write a table, with four significant digits, without its index."""
+    write_text(path, table.to_csv(index=False, float_format="%.4g"))
+
+
+def write_table(table: Table, folder: Path) -> None:
+    """Write all cells of a table as ``NAME.csv``, numbers with four significant digits."""
+    from pandas import DataFrame
+
+    cells: dict[str, Any] = {}
+    for name, column in table.frame.items():
+        if any(isinstance(cell, Estimate) for cell in column):
+            for i, key in enumerate((name, f"{name}_low", f"{name}_high")):
+                cells[key] = [x[i] if isinstance(x, Estimate) else None for x in column]
+        else:
+            cells[name] = column
+    write_csv(folder / f"{table.name}.csv", DataFrame(cells))
+
+
+def add_rows(table: Table, keys: Sequence[str], folder: Path) -> Table:
+    """Put rows into the file of a table, in place of those with the same keys; return all rows."""
+    from pandas import concat
+
+    path = folder / f"{table.name}.csv"
+    frame = table.frame
+    if path.exists():
+        known = read_csv(path)
+        again = known.set_index([*keys]).index.isin(frame.set_index([*keys]).index)
+        frame = concat([known[~again], frame], ignore_index=True)
+    everything = replace(table, frame=frame)
+    write_table(everything, folder)
+    return everything
+
+
+def read_csv(path: str | Path, **options: Any) -> DataFrame:
+    """Return the table of a CSV file; all digits of its numbers count."""
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        # pandas before 3.1 rounds numbers without the option, of which later ones warn.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return pd.read_csv(path, float_precision="round_trip", **options)
+
+
+def has_row(table: DataFrame, **values: Any) -> bool:
+    """Return whether a row of the table has these values in the columns of their names."""
+    return any(values.items() <= row.items() for row in table.to_dict("records"))
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a Markdown table; numbers get three decimals, None an empty cell."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+    """Return a Markdown table of texts; floats get three decimals, None an empty cell."""
+    cells = [[f"{x:.3f}" if isinstance(x, float) else x for x in row] for row in rows]
+    return Table.of("", cells, columns, headings={name: name for name in columns}).markdown()
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float | np.floating):
-        return f"{value:.3f}"
-    return re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", re.sub(r"\s+", " ", str(value)))
+def markdown_frame(table: DataFrame, *names: str) -> str:
+    """Return a Markdown table of a data frame, whose index makes the first columns, with names."""
+    return markdown_table([*names, *table.columns], table.reset_index().to_numpy().tolist())
+
+
+def shown(table: Table, columns: str = "", rows: str = "") -> str:
+    """Return a table as Markdown: columns by their names with spaces between, rows by a query."""
+    frame = table.frame.query(rows) if rows else table.frame
+    names = columns.split() or list(frame)
+    return replace(table, frame=frame[names]).markdown()
 
 
 def arrow(pair: str) -> str:
@@ -168,6 +233,11 @@ def two(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def percent(value: float | None) -> str:
+    """Return a share in percent; nothing for None and NaN."""
+    return "" if value is None or np.isnan(value) else f"{value:.0%}"
+
+
 def lms_in(folder: str | Path) -> list[Path]:
     """Return the folders of LMs in a folder, but those within the folder of another LM.
 
@@ -176,21 +246,16 @@ def lms_in(folder: str | Path) -> list[Path]:
     # Unlike Path's, through links.
     files = glob("**/config.json", root_dir=folder, recursive=True)  # noqa: PTH207
     folders = sorted(Path(folder, file).parent for file in files)
-    folders = [one for one in folders if not {*one.parents} & {*folders}]
+    folders = [path for path in folders if not {*path.parents} & {*folders}]
     if not folders:
         raise SystemExit(
             f"{folder} holds no folder of an LM, with a config.json: "
             "`python -m benchmarks.real_lms.fetch_lms FOLDER` downloads some."
         )
-    names = [one.name for one in folders]
-    if twice := [one for one in folders if names.count(one.name) > 1]:
+    names = [path.name for path in folders]
+    if twice := [path for path in folders if names.count(path.name) > 1]:
         raise SystemExit(f"{twice[0]} and {twice[1]} have one name. Name one of their folders.")
     return folders
-
-
-def percent(value: float | None) -> str:
-    """Return a share in percent; nothing for None and NaN."""
-    return "" if value is None or value != value else f"{value:.0%}"
 
 
 def documents() -> list[Path]:
@@ -239,10 +304,3 @@ def new_figure(width: float, height: float, title: str, subtitle: str) -> Any:
     lines = textwrap.wrap(subtitle, int(width * 13))
     figure.suptitle(f"{title}\n" + "\n".join(lines), x=0.01, ha="left", fontsize=9)
     return figure
-
-
-def plain_axes(axes: Any, title: str, x: str, y: str) -> None:
-    """Give a panel a title, axis labels and a pale grid."""
-    axes.set(title=title, xlabel=x, ylabel=y)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)

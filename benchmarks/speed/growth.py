@@ -1,19 +1,15 @@
 """How time and memory of a probe grow, and what its dry run says of both before.
 
     python -m benchmarks.speed.growth
-    python -m benchmarks.speed.growth --only "[labels]" --n 3
     python -m benchmarks.speed.growth --only "[LM]" --lms "[FOLDER, OTHER]"
     python -m benchmarks.speed.growth --only "[large]" --tokenizer FOLDER
-    python -m benchmarks.speed.growth --only "[studies]"
 
 Each row is a `lincorr fit` in a process of its own on one thread: processor seconds, peak memory,
 and those that ``model.dry_run`` estimates. Subjects, labels and kinds of knowledge grow on the tiny
-world; parameters in LMs with random weights, of Llama's shape and the tiny world's words. Exponents
-are those of ``constant + factor * size ** exponent``. The large LMs are computed and not measured:
-tokens are those of a dry run with a tokenizer, and the time is that of the matrix products at 45 %
-of an H100's peak. The studies are the shipped configs (`CUT` shortens some, not their peak).
-
-Numbers are kept in ``benchmarks/results/growth.json``, from which the documents' tables are made.
+world; parameters in LMs with random weights, of Llama's shape and the tiny world's words. Rows go
+to ``benchmarks/results/speed/growth.csv`` and into docs/benchmarks.md. The large LMs of
+docs/many_gpus.md are computed and not measured: tokens are those of a dry run with a tokenizer, and
+the time is that of the matrix products at 45 % of an H100's peak.
 """
 
 from __future__ import annotations
@@ -24,26 +20,24 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 import transformers as hf
 from jsonargparse import auto_cli
-from scipy.optimize import nnls
 
 from benchmarks import common
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.lm import LMConfig, usable_strings
-from lincorr_lightning.results.saved_run import config_verb
+from lincorr_lightning.results.table import Table, column
 
-Rows = Iterator[tuple[str, tuple[str, ...]]]
-RESULT = common.RESULTS / "growth.json"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-LINCORR = (sys.executable, "-m", "lincorr_lightning")
 PROBE = (
+    sys.executable,
+    "-m",
+    "lincorr_lightning",
     "fit",
     "--config=linear_probe.yaml",
     "--model.ridge=0",
@@ -54,27 +48,37 @@ TWO = "--model.knowledge=[city, country]"
 SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
 """Width and number of layers."""
 LARGE = {"1.5B": 1.54e9, "8B": 8.03e9, "32B": 32.8e9, "70B": 70.6e9, "405B": 4.06e11}
-_PEAK, _PEAK_SHARE = 7.9e14, 0.45  # operations per second of an H100's bfloat16 products
-_GPU_GIB, _LAYER_SHARE = 0.9 * 8e10 / 2**30, 1 / 50  # FSDP gathers a layer
-STUDIES = (
-    "linear_probe",
-    "correlation_matrix",
-    "resilience",
-    "source_finetune",
-    "source_finetune_lora",
-    "forecast",
-    "vocabulary_ablation",
-    "token_geometry",
-    "pretraining",
-    "sparse_autoencoders",
-    "feature_flow",
-)
-CUT = {
-    "pretraining": ("--trainer.max_steps=100", "--trainer.limit_val_batches=2"),
-}
+PEAK = 7.9e14  # operations per second of an H100's bfloat16 products
+PEAK_SHARE = 0.45
+GPU_GIB = 0.9 * 8e10 / 2**30
+LAYER_SHARE = 1 / 50  # FSDP gathers a layer
 
 
-def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
+@dataclass(frozen=True)
+class Growth:
+    """What a probe of some size takes, and what its dry run says."""
+
+    grows: str = column()
+    size: str = column()
+    seconds: float = column("processor, s", ",.0f")
+    estimated_seconds: float = column("dry run, s", ",.0f")
+    peak: float = column("peak, MiB", ",.0f")
+    estimated_peak: float = column("dry run, MiB", ",.0f")
+
+
+@dataclass(frozen=True)
+class Large:
+    """What all of the paper's prompts and 10,000 subjects take on a large LM."""
+
+    lm: str = column("LM, computed")
+    overlay: str = column()
+    devices: int = column(format="d")
+    gib: float = column("GiB per GPU", ",.0f")
+    tokens: float = column("million tokens", ".1f")
+    minutes: float = column(format=",.1f")
+
+
+def sweep(name: str, folder: Path, lms: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the sizes of a sweep, each with the options of its run."""
     if name == "subjects":
         for n in (1000, 2000, 5000, 10_000):
@@ -84,23 +88,18 @@ def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
         for n in (20, 60, 180, 500, 1000):
             path = folder / f"{n}.yaml"
             path.write_text(knowledge_of(words[:n]), encoding="utf-8")
-            yield (
-                f"{n:,}",
-                (
-                    f"--model.knowledge_files=[{path}]",
-                    "--model.knowledge=[first, second]",
-                    "--data.n_subjects=2200",
-                ),
-            )
+            knowledge = f"--model.knowledge_files=[{path}]", "--model.knowledge=[first, second]"
+            yield f"{n:,}", (*knowledge, "--data.n_subjects=2200")
     elif name == "kinds":
-        names = list(Catalogue.load().select(["attribute"]))
+        names = [kind.name for kind in Catalogue.load().select(["attribute"])]
         for n in (2, 5, 10, 23, 67):
-            chosen = ", ".join(kind.name for kind in names[:n]) if n < 67 else "all"
+            chosen = ", ".join(names[:n]) if n < 67 else "all"
             yield f"{n}", (f"--model.knowledge=[{chosen}]", "--data.n_subjects=400")
-    elif name == "LM":
+    elif name == "LM" and lms:
         for lm in lms:
             yield Path(lm).name, (f"--model.lm.name_or_path={lm}", "--data.n_subjects=200")
-        for shape in () if lms else SHAPES:
+    elif name == "LM":
+        for shape in SHAPES:
             lm = str(stored_lm(shape, folder))
             yield shape, (TWO, f"--model.lm.name_or_path={lm}", "--data.n_subjects=100")
     else:
@@ -109,7 +108,6 @@ def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
 
 def knowledge_of(words: Sequence[str]) -> str:
     """Return a file with two kinds of knowledge whose answers are these words."""
-    places = {"city": "first", "country": "second"}
     kinds = {
         name: {
             "family": "attribute",
@@ -117,7 +115,7 @@ def knowledge_of(words: Sequence[str]) -> str:
             "answers": "word",
             "template": f"{{}} lives in the {place} of",
         }
-        for place, name in places.items()
+        for place, name in {"city": "first", "country": "second"}.items()
     }
     entities = {"word": {word: {} for word in words}}
     return json.dumps(
@@ -125,9 +123,10 @@ def knowledge_of(words: Sequence[str]) -> str:
     )
 
 
-def stored_lm(shape: str, folder: Path, lm: str = "tiny-world") -> Path:
+def stored_lm(shape: str, folder: Path, tokenizer_of: str = "tiny-world") -> Path:
     """Return the folder of an LM with random weights and the tokenizer of another LM."""
-    tokenizer, (width, n_layers) = LanguageModel(LMConfig(lm)).tokenizer, SHAPES[shape]
+    tokenizer = LanguageModel(LMConfig(tokenizer_of)).tokenizer
+    width, n_layers = SHAPES[shape]
     config = hf.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -143,129 +142,51 @@ def stored_lm(shape: str, folder: Path, lm: str = "tiny-world") -> Path:
 
 def dry_run(options: Sequence[str], folder: Path) -> dict[str, float]:
     """Return the numbers that a dry run prints first in each line."""
-    command = [*LINCORR, *PROBE, *options, "--model.dry_run=true"]
+    command = [*PROBE, *options, "--model.dry_run=true"]
     done = subprocess.run(
         command, cwd=folder, env=ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True
     )
-    patterns = {"LM": r"([\d,]+) parameters", "statistics": r"statistics ([\d,]+)"}
-    patterns |= {name: rf"{name}: ([\d,]+)" for name in ("prompts", "tokens", "time", "memory")}
-    found = {name: re.findall(pattern, done.stdout) for name, pattern in patterns.items()}
-    return {name: float(numbers[0].replace(",", "")) for name, numbers in found.items()}
+    patterns = {name: rf"{name}: ([\d,]+)" for name in ("tokens", "time", "memory")}
+    patterns["statistics"] = r"statistics ([\d,]+)"
+    numbers = {name: re.findall(pattern, done.stdout)[0] for name, pattern in patterns.items()}
+    return {name: float(number.replace(",", "")) for name, number in numbers.items()}
 
 
-def measure(name: str, lms: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
-    """Return what each size of a sweep takes: the least of some runs, and what was estimated."""
-    found = {}
+def measure(name: str, lms: Sequence[str]) -> Iterator[Growth]:
+    """Yield what each size of a sweep takes, and what was estimated."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         for size, options in sweep(name, folder, lms):
-            said = dry_run(options, folder)
-            command = [*LINCORR, *PROBE, *options, f"--trainer.default_root_dir={folder / 'runs'}"]
-            runs = [common.cost_of(command, cwd=folder, env=ONE_THREAD) for _ in range(repeats)]
-            found[size] = {
-                "size": said["LM"] if name == "LM" else float(size.replace(",", "")),
-                "seconds": min(run.processor for run in runs),
-                "estimated seconds": said["time"],
-                "MiB": min(run.peak_mib for run in runs),
-                "estimated MiB": said["memory"],
-            }
-    return found
-
-
-def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:
-    """Return the exponent of ``constant + factor * size ** exponent``, by relative least squares.
-
-    None of costs that do not grow, by less than a twentieth, and of fewer than three sizes.
-
-    Example:
-        >>> exponent([1, 2, 4, 8], [5 + 3 * n**2 for n in (1, 2, 4, 8)])
-        2.0
-    """
-    x, y = np.array(sizes) / max(sizes), np.array(costs)
-    if len(y) < 3 or np.ptp(y) < y.min() / 20:
-        return None
-
-    def misfit(power: float) -> float:
-        parts = np.stack([np.ones_like(x), x**power], 1) / y[:, None]
-        return float(nnls(parts, np.ones_like(y))[1])
-
-    return min((round(0.05 * i, 2) for i in range(2, 61)), key=misfit)
-
-
-def growth_table(content: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Return all sweeps, and the exponents of each in its first row."""
-    rows = []
-    for name, sizes in content.items():
-        x = [one["size"] for one in sizes.values()]
-        for size, one in sizes.items():
-            is_first = one is next(iter(sizes.values()))
-            slopes = [
-                exponent(x, [each[key] for each in sizes.values()]) if is_first else None
-                for key in ("seconds", "MiB")
-            ]
-            rows.append(
-                [
-                    name,
-                    size,
-                    *(f"{one[key]:,.0f}" for key in ("seconds", "estimated seconds")),
-                    common.two(slopes[0]),
-                    *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
-                    common.two(slopes[1]),
-                ]
+            estimated = dry_run(options, folder)
+            command = [*PROBE, *options, f"--trainer.default_root_dir={folder / 'runs'}"]
+            cost = common.cost_of(command, cwd=folder, env=ONE_THREAD)
+            yield Growth(
+                "real LM" if lms else name,
+                size,
+                cost.processor,
+                estimated["time"],
+                cost.peak_mib,
+                estimated["memory"],
             )
-    return common.markdown_table(
-        [
-            "grows",
-            "size",
-            "processor, s",
-            "dry run",
-            "exponent",
-            "peak, MiB",
-            "dry run",
-            "exponent",
-        ],
-        rows,
-    )
 
 
-def large_table(tokenizer: str) -> str:
-    """Return what follows for all of the paper's prompts and 10,000 subjects."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        lm = stored_lm("15M", folder, tokenizer)
-        options = ("--model.knowledge=all", "--data.n_subjects=10000")
-        said = dry_run((*options, f"--model.lm.name_or_path={lm}"), folder)
-    rows = []
+def large(estimated: dict[str, float]) -> Iterator[Large]:
+    """Yield the fewest devices that each large LM fits on, from the numbers of a dry run."""
     for name, n in LARGE.items():
-        weights, statistics = 2 * n / 2**30, said["statistics"] / 1024
+        weights = 2 * n / 2**30
+        statistics = estimated["statistics"] / 1024
         single = statistics + weights
-        needed = {d: statistics + weights * (1 / d + _LAYER_SHARE) for d in (8, 16, 32)}
-        ways = [("none", 1, single), ("ddp.yaml", 8, single)] if single < _GPU_GIB else []
-        fitting = [("fsdp.yaml", d, gib) for d, gib in needed.items() if gib < _GPU_GIB]
-        for overlay, devices, gib in ways or fitting[:1]:
-            minutes = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK * devices) / 60
-            rows.append([name, overlay, devices, f"{gib:,.0f} GiB", f"{minutes:,.1f} min"])
-    caption = f"time of {said['prompts'] / 1e6:.1f} M prompts, {said['tokens'] / 1e6:.1f} M tokens"
-    return common.markdown_table(["LM, computed", "overlay", "devices", "per GPU", caption], rows)
-
-
-def studies_table() -> str:
-    """Return the peak memory of each study as it ships."""
-    libraries = common.cost_of([sys.executable, "-c", "import lincorr_lightning.cli.lightning_cli"])
-    rows = [["(libraries alone)", f"{libraries.peak_mib:.0f} MiB", f"{libraries.wall:.0f}"]]
-    for study in STUDIES:
-        text = (common.ROOT / "configs" / f"{study}.yaml").read_text(encoding="utf-8")
-        with tempfile.TemporaryDirectory() as folder:
-            command = [*LINCORR, config_verb(text), f"--config={study}.yaml", common.QUIET]
-            where = f"--trainer.default_root_dir={folder}"
-            cost = common.cost_of([*command, where, *CUT.get(study, ())])
-        name = f"{study} (cut short)" if study in CUT else study
-        rows.append([name, f"{cost.peak_mib:.0f} MiB", f"{cost.wall:.0f}"])
-    return common.markdown_table(("study", "peak memory", "seconds"), rows)
+        ways = [("none", 1, single), ("ddp.yaml", 8, single)] if single < GPU_GIB else []
+        for devices in (8, 16, 32):
+            sharded = statistics + weights * (1 / devices + LAYER_SHARE)
+            if not ways and sharded < GPU_GIB:
+                ways = [("fsdp.yaml", devices, sharded)]
+        for overlay, devices, gib in ways:
+            seconds = 2 * estimated["tokens"] * n / (PEAK_SHARE * PEAK * devices)
+            yield Large(name, overlay, devices, gib, estimated["tokens"] / 1e6, seconds / 60)
 
 
 def main(
-    n: int = 1,
     only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
     lms: tuple[str, ...] = (),
     tokenizer: str = "tiny-world",
@@ -273,24 +194,25 @@ def main(
     """Measure, and put the tables into the documents.
 
     Args:
-        n: Runs of each size, of which the least counts.
-        only: What grows, large for the table of large LMs, or studies, which is printed alone.
+        only: What grows, or large for the table of large LMs.
         lms: Folders of LMs that are measured in place of the shapes.
         tokenizer: LM whose tokenizer the large LMs have: a folder or hub id.
     """
-    tables = {}
+    folder = common.RESULTS / "speed"
     for name in only:
-        if name == "studies":
-            print(studies_table())
-        elif name == "large":
-            tables["large"] = large_table(tokenizer)
+        if name == "large":
+            with tempfile.TemporaryDirectory() as scratch:
+                lm = stored_lm("15M", Path(scratch), tokenizer)
+                options = "--model.knowledge=all", "--data.n_subjects=10000"
+                estimated = dry_run((*options, f"--model.lm.name_or_path={lm}"), Path(scratch))
+            table = Table.of("large", large(estimated))
+            common.write_table(table, folder)
+            common.place_tables({"large": table.markdown()})
         else:
-            known: dict[str, Any] = common.read_numbers(RESULT) if RESULT.exists() else {}
-            key = "real LM" if lms else name
-            common.write_numbers(RESULT, known | {key: measure(name, lms, n)})
-            tables["growth"] = growth_table(common.read_numbers(RESULT))
-    print("\n\n".join(tables.values()))
-    common.place_tables(tables)
+            table = Table.of("growth", measure(name, lms))
+            table = common.add_rows(table, ("grows", "size"), folder)
+            ends = "size in ['1,000', '10,000', '20', '2', '67', '15M', '1.5B', 'smollm2-135m']"
+            common.place_tables({"growth": common.shown(table, rows=ends)})
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, assign_features
-from lincorr_lightning.flow.text_statistics import FeatureGroups
-from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.flow.text_statistics import FeatureGroups, TextStatistics
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column
 from lincorr_lightning.sae import forwards
 from lincorr_lightning.sae.forwards import Forward, Intervention, Rows
@@ -27,7 +25,6 @@ from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 METHODS = ("top-1", "top-5", "one-to-one")
-EFFECTS = ("success", "activation_change", "loss_change")
 _TOP = 5
 
 Chosen = Mapping[HookPoint, Tensor]  #: Features chosen in each case, ``(n_cases, k)``; -1 is none.
@@ -46,15 +43,14 @@ class DeactivationSettings:
     """Factors r of the predecessors' activations; 0 removes them, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        values = {"n_cases": [self.n_cases], "n_losses": [self.n_losses]}
-        for name, numbers in {**values, "strengths": self.strengths}.items():
-            for number in numbers:
-                require(f"model.deactivation.{name}", number, at_least=0)
+        require("model.deactivation.n_cases", self.n_cases, at_least=0)
+        require("model.deactivation.n_losses", self.n_losses, at_least=0)
         if not self.strengths or len(set(self.strengths)) < len(self.strengths):
             raise ConfigError(
                 f"model.deactivation.strengths is {list(self.strengths)}; it must be at least one "
                 "number, each once, such as [0.0, 0.5]."
             )
+        require("model.deactivation.strengths", min(self.strengths), at_least=0)
 
 
 def predecessors_by_method(
@@ -62,11 +58,11 @@ def predecessors_by_method(
 ) -> dict[str, dict[HookPoint, Tensor]]:
     """Return the predecessors of every feature by method, ``(n_features, k)``; -1 is none."""
     best = {at: match.indices for at, match in matcher.match(hook_point, k=_TOP).items()}
-    targets, others = matcher.decoders[hook_point], {at: matcher.decoders[at] for at in best}
+    targets = matcher.decoder(hook_point)
     return {
         "top-1": {at: indices[:, :1] for at, indices in best.items()},
         "top-5": best,
-        "one-to-one": {at: assign_features(targets, one).indices for at, one in others.items()},
+        "one-to-one": {at: assign_features(targets, matcher.decoder(at)).indices for at in best},
     }
 
 
@@ -103,7 +99,8 @@ class Cases:
         """Draw as many other features that are active at the same token."""
         drawn = {}
         for hook_point in (at for at in self.active if at in chosen):
-            index, others = chosen[hook_point], self.active[hook_point].clone()
+            index = chosen[hook_point]
+            others = self.active[hook_point].clone()
             is_feature = index >= 0
             n = (others.gather(1, index.clamp(min=0)) & is_feature).sum(1)
             rows, ranks = is_feature.nonzero(as_tuple=True)
@@ -118,13 +115,12 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
     From ``(n_rows, n_features)`` bool, the same on every device, since the generator is on the CPU,
     it draws indices of features, ``(n_rows, max(n))``; -1 for none.
     """
-    most = int(n.max()) if len(n) else 0
     draws = torch.rand(int(active.sum()), generator=generator, dtype=torch.float64)
     order = torch.full(active.shape, torch.inf, dtype=torch.float64)
     order[active.cpu()] = draws  # one random number per active feature
-    lowest, drawn = order.topk(min(most, active.shape[1]), largest=False)
-    taken = lowest.isfinite() & (torch.arange(drawn.shape[1]) < n.cpu()[:, None])
-    return torch.where(taken, drawn, -1).to(active.device)
+    lowest, drawn = order.topk(min(int(n.max()), active.shape[1]), largest=False)
+    is_drawn = lowest.isfinite() & (torch.arange(drawn.shape[1]) < n.cpu()[:, None])
+    return torch.where(is_drawn, drawn, -1).to(active.device)
 
 
 def _beginnings(texts: Rows, positions: Tensor) -> Rows:
@@ -133,24 +129,20 @@ def _beginnings(texts: Rows, positions: Tensor) -> Rows:
 
 
 def find_cases(
-    lm: LanguageModel,
-    saes: SAEs,
-    rows: Rows,
-    groups: FeatureGroups,
-    n: int,
-    generator: torch.Generator,
-    n_skipped: int = 0,
+    statistics: TextStatistics, groups: FeatureGroups, n: int, generator: torch.Generator
 ) -> Cases:
-    """Draw n cases at random, each as likely as any other; fewer if there are not so many.
+    """Draw n cases in the texts kept, each as likely as any other; fewer if there are not so many.
 
-    The first `n_skipped` tokens of a text do not count.
+    Tokens that the statistics skip do not count.
     """
+    lm = statistics.lm
+    saes = statistics.matcher.saes
     sources = list(groups.matches)
     hook_points = [groups.hook_point, *sources]
     candidates: list[list[Tensor]] = []
 
     def find(forward: Forward) -> None:
-        counted = forward.counted(n_skipped)
+        counted = forward.counted(statistics.n_skipped)
         text, position = counted.nonzero(as_tuple=True)
         features = {at: saes[at].encode(forward.at[at][counted]) for at in hook_points}
         codes = groups.codes(features)
@@ -159,6 +151,7 @@ def find_cases(
         columns = (texts, position[token], feature, codes[token, feature])
         candidates.append([column.cpu() for column in columns])
 
+    rows = statistics.kept_rows
     forwards.run_with_hooks(lm, rows, find, hook_points=hook_points, logits=False)
     columns = [torch.cat(parts) for parts in zip(*candidates, strict=True)]
     # In the order of the texts, so that batching does not change which cases are drawn.
@@ -172,84 +165,46 @@ def find_cases(
 
 
 def run_cuts(
-    lm: LanguageModel,
-    saes: SAEs,
-    cases: Cases,
-    cuts: Sequence[Cut],
-    n_losses: int,
-    progress: Callable[[int], object] = lambda _: None,
-) -> Tensor:
+    lm: LanguageModel, saes: SAEs, cases: Cases, cuts: Sequence[Cut], n_losses: int
+) -> tuple[Tensor, Tensor]:
     """Read the text of every case with features rescaled at its token, once per cut.
 
     All predecessors lie in the layer of the features or enter it, so that the cuts of a case differ
     in this layer alone; only the losses of `n_losses` cases, evenly spaced, need the whole LM.
 
-    Returns the activations of the cases' features at their tokens, and losses, ``(2, n_cuts,
-    n_cases)``. A loss is the mean negative log likelihood of the text after the token; NaN if the
-    token is the last one, or the text was not read to its end.
+    Returns:
+        The activations of the cases' features at their tokens, and losses, both ``(n_cuts,
+        n_cases)``. A loss is the mean negative log likelihood of the text after the token; NaN if
+        the token is the last one, or the text was not read to its end.
     """
-    layer, sae = cases.hook_point.layer, saes[cases.hook_point]
-    below = HookPoint(layer - 1, "residual") if layer else None
-    outcomes = torch.full((2, len(cuts), len(cases)), torch.nan, dtype=torch.float64)
-    activations, losses = outcomes
+    layer = cases.hook_point.layer
+    sae = saes[cases.hook_point]
+    activations = torch.full((len(cuts), len(cases)), torch.nan, dtype=torch.float64)
+    losses = activations.clone()
 
     def run_cuts_of_layer(which: list[int], run: Callable[[Intervention | None], Tensor]) -> None:
-        positions, features = cases.positions[which], cases.features[which, None]
         for i, cut in enumerate(cuts):
             changes = cases.interventions(saes, cut, which)
-            before = changes.pop(below) if below in changes else None
+            before = next((at for at in changes if at.layer < layer), None)
+            change = None if before is None else changes.pop(before)
             with edited(lm.model, changes):
-                stream = run(before)
-            x = stream[torch.arange(len(stream)), positions.to(stream.device)]
-            activations[i, which] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
-        progress(len(which))
+                stream = run(change)
+            positions = cases.positions[which].to(stream.device)
+            features = sae.encode(stream[torch.arange(len(stream)), positions]).cpu()
+            activations[i, which] = features.gather(1, cases.features[which, None])[:, 0].double()
 
     forwards.run_layer(lm, _beginnings(cases.texts, cases.positions), layer, run_cuts_of_layer)
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
-    batches = MicroBatches(lm.config.tokens_per_forward)
     texts = [cases.texts[case] for case in followed.tolist()]
-    for i, cut in enumerate(cuts):
+    for i, cut in enumerate(progress(cuts, f"cutting predecessors of layer {layer}", unit="cut")):
 
-        def changed(which: list[int], cut: Cut = cut) -> AbstractContextManager[object]:
+        def changed(which: list[int], cut: Cut = cut) -> AbstractContextManager[None]:
             return edited(lm.model, cases.interventions(saes, cut, followed[which]))
 
-        read = text_losses(lm, texts, changed, batches)
+        read = forwards.text_losses(lm, texts, changed)
         for case, of_text in zip(followed.tolist(), read, strict=True):
             losses[i, case] = of_text[cases.positions[case] :].mean()
-        progress(n_losses)
-    return outcomes
-
-
-def text_losses(
-    lm: LanguageModel,
-    rows: Rows,
-    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
-    batches: MicroBatches | None = None,
-) -> list[Tensor]:
-    """Return the loss of each token but the first of texts, in nats; see `run_with_hooks`."""
-    found = [torch.empty(0, dtype=torch.float64)] * len(rows)
-
-    def record(forward: Forward) -> None:
-        for case, losses, has_next in zip(forward.cases, *forward.losses(), strict=True):
-            found[case] = losses[has_next].cpu()
-
-    forwards.run_with_hooks(lm, rows, record, context=context, batches=batches)
-    return found
-
-
-def summarize_outcomes(outcomes: Tensor, cut: int, which: Tensor) -> dict[str, Any]:
-    """Return the effect of a cut, see `CutEffect`, on some of the cases, ``(n_cases,)`` bool.
-
-    The outcomes are those of `run_cuts`, whose first cut changes nothing.
-    """
-    (old, new), losses = outcomes[:, [0, cut]][..., which]
-    loss, loss_after = losses[:, losses.isfinite().all(0)].sum(1).tolist()
-    return {
-        "n": int(which.sum()),
-        "success": float((new <= 0).double().mean()),
-        "activation_change": float((new / old - 1).mean()),
-        "loss_change": (loss_after - loss) / loss if loss > 0 else None,
-    }
+    return activations, losses
 
 
 @dataclass(frozen=True)
@@ -274,18 +229,30 @@ class CutEffect:
     loss_change: float | None = column(format=".1%")
 
 
+def summarize_outcomes(
+    activations: Tensor, losses: Tensor, which: Tensor
+) -> tuple[int, float, float, float | None]:
+    """Return ``n`` and the effects of `CutEffect`, of some of the cases, ``(n_cases,)`` bool.
+
+    Activations and losses are those without and with a cut, ``(2, n_cases)``.
+    """
+    old, new = activations[:, which]
+    losses = losses[:, which]
+    loss, loss_after = losses[:, losses.isfinite().all(0)].sum(1).tolist()
+    success = float((new <= 0).double().mean())
+    change = float((new / old - 1).mean())
+    return int(which.sum()), success, change, (loss_after - loss) / loss if loss > 0 else None
+
+
 def measure_deactivation(
-    lm: LanguageModel,
-    saes: SAEs,
-    matcher: DecoderMatcher,
-    rows: Rows,
+    statistics: TextStatistics,
     groups: FeatureGroups,
     settings: DeactivationSettings,
     generator: torch.Generator,
-    n_skipped: int = 0,
 ) -> list[CutEffect]:
     """Rescale the predecessors of one layer's features by every method, and random controls."""
-    cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
+    matcher = statistics.matcher
+    cases = find_cases(statistics, groups, settings.n_cases, generator)
     if not len(cases):
         return []
     cuts: dict[tuple[str, str, str, float], Cut] = {}  # by method, cut, sources and r
@@ -299,20 +266,18 @@ def measure_deactivation(
             r = min(settings.strengths)
             for at, (cut, features) in product(chosen, variants):
                 cuts[method, cut, at.kind, r] = {at: features[at]}, r
-    layer, n_losses = groups.hook_point.layer, min(settings.n_losses, len(cases))
-    with tqdm(
-        total=len(cases) + (1 + len(cuts)) * n_losses,
-        unit="text",
-        disable=None,
-        leave=False,
-        desc=f"Cutting predecessors of layer {layer}",
-    ) as bar:
-        every = [({}, 1.0), *cuts.values()]
-        outcomes = run_cuts(lm, saes, cases, every, n_losses, bar.update)
+    n_losses = min(settings.n_losses, len(cases))
+    every = [({}, 1.0), *cuts.values()]
+    activations, losses = run_cuts(statistics.lm, matcher.saes, cases, every, n_losses)
     masks = {"all": torch.ones(len(cases), dtype=torch.bool)}
     masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
     return [
-        CutEffect(layer, *label, group, **summarize_outcomes(outcomes, i, mask))
+        CutEffect(
+            groups.hook_point.layer,
+            *label,
+            group,
+            *summarize_outcomes(activations[[0, i]], losses[[0, i]], mask),
+        )
         for i, label in enumerate(cuts, 1)
         for group, mask in masks.items()
     ]

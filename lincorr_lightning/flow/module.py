@@ -10,10 +10,10 @@ from torch import nn
 from lincorr_lightning.data.texts import TextBlocks, TokenRows
 from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoderError, require
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
-from lincorr_lightning.flow.graph import DecoderMatcher, thresholds_by_kind
+from lincorr_lightning.flow.graph import DEFAULT_THRESHOLD, DecoderMatcher
 from lincorr_lightning.flow.relation import RelationFlow, measure_relation
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
-from lincorr_lightning.flow.text_statistics import TextStatistics, measure_transitions
+from lincorr_lightning.flow.text_statistics import TextStatistics
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -32,10 +32,10 @@ _N_DRAWN = 3
 class FeatureFlow(LMStudy):
     """Follows the features of sparse autoencoders (SAEs) through an LM.
 
-    On texts it counts where features come from (groups), tests by deactivation whether they do,
-    and carries features between hook points by transition matrices. For a relation it finds the
-    features that carry its answers, follows them back to see whether they meet, removes what they
-    share, and steers towards some of the answers (Laptev et al., 2025, arXiv 2502.03032).
+    On texts it counts where features come from (groups), and tests by deactivation whether they do.
+    For a relation it finds the features that carry its answers, follows them back to see whether
+    they meet, removes what they share, and steers towards some of the answers (Laptev et al., 2025,
+    arXiv 2502.03032).
 
     It is run by ``lincorr test`` in one process. Its batches are `TokenRows`. Without SAEs, a
     batch of `TextBlocks` comes first, on which small ones are trained.
@@ -46,12 +46,10 @@ class FeatureFlow(LMStudy):
             ``sparse_autoencoders/``; or the folders of the SAEs. None trains small ones first.
         training_tokens: Number of tokens that small SAEs are trained on; the program `lincorr`
             passes it to the `TextsDataModule`, which takes them from texts not read afterwards.
-        sae: Form and size of small SAEs.
+        sae: Size of small SAEs.
         relation: Relation, as ``city->country``, of whose answers; None skips it and steering.
         features: Features whose flow is drawn, as ``residual.1.37``; None draws those of answers.
-        thresholds: Minimum cosine of an edge of a flow graph, for all or by the kind of its source.
-        k: Number of predecessors considered at each hook point for flow graphs, the most similar
-            first. Above 1 a graph of many layers may hold most features; steering always takes 1.
+        threshold: Minimum cosine of an edge of a flow graph.
         n_subjects: Number of subjects that the relation is measured on, if the vocabulary has them.
         answer_share: Share of the subjects that count as having a label as their answer, those with
             the highest logit of it relative to the mean of all labels. None takes those whose most
@@ -59,8 +57,8 @@ class FeatureFlow(LMStudy):
         deactivation: Settings of the deactivation test.
         steering: Settings of the steering test.
         knowledge_files: YAML files with more knowledge.
-        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         seed: Seed of everything random.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
     """
 
     study = "feature_flow"
@@ -74,8 +72,7 @@ class FeatureFlow(LMStudy):
         sae: SAESettings = SAESettings(n_features=1024),
         relation: str | None = "city->country",
         features: list[str] | None = None,
-        thresholds: dict[str, float] | float = 0.25,
-        k: int = 1,
+        threshold: float = DEFAULT_THRESHOLD,
         n_subjects: int = 2000,
         answer_share: float | None = None,
         deactivation: DeactivationSettings = DeactivationSettings(),
@@ -84,22 +81,21 @@ class FeatureFlow(LMStudy):
         seed: int = 0,
         prefix: str = "",
     ) -> None:
-        for name, value, least in (
-            ("k", k, 1),
-            ("training_tokens", training_tokens, 1),
-            ("n_subjects", n_subjects, 20),
-        ):
-            require(f"model.{name}", value, at_least=least)
+        require("model.training_tokens", training_tokens, at_least=1)
+        require("model.threshold", threshold, at_least=-1, at_most=1)
+        require("model.n_subjects", n_subjects, at_least=20)
         if answer_share is not None:
             require("model.answer_share", answer_share, above=0, at_most=0.5)
-        self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
         super().__init__(lm, prefix)
         self.save_hyperparameters(logger=False)
         self.sae = as_settings(SAESettings, sae)
         self.deactivation = as_settings(DeactivationSettings, deactivation)
         self.steering = as_settings(SteeringSettings, steering)
-        self.features, self.k, self.seed = features or [], k, seed
-        self.n_subjects, self.answer_share = n_subjects, answer_share
+        self.features = features or []
+        self.threshold = threshold
+        self.n_subjects = n_subjects
+        self.answer_share = answer_share
+        self.seed = seed
         self.relation: TokenizedRelation | None = None
         if relation is not None:
             catalogue = Catalogue.load(*knowledge_files)
@@ -112,31 +108,25 @@ class FeatureFlow(LMStudy):
         # A module of modules, so that Lightning moves them with the LM.
         self._saes = nn.ModuleList()
         self._trained: dict[HookPoint, SparseAutoencoder] = {}
-        self.starts: list[Feature] = []
         if saes is not None:
             self._add(load_saes(saes, self.lm))
-        self.training_tokens = 0 if self.saes else training_tokens
+        self.training_tokens = 0 if self._saes else training_tokens
         """Number of tokens to train SAEs on; 0 if there are SAEs."""
 
     def _add(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
         # Folded, so that an activation is the length of what a feature adds to the stream.
-        folded = {hook_point: saes[hook_point].folded() for hook_point in sorted(saes)}
-        self._saes.extend(folded.values()).requires_grad_(False)
-        self._matcher = DecoderMatcher({at: sae.decoder for at, sae in folded.items()})
-        self.starts = [Feature.named(text) for text in self.features]
-        for start in self.starts:
+        folded = {at: sae.folded() for at, sae in saes.items()}
+        self._matcher = DecoderMatcher(folded, self.threshold)
+        self._saes.extend(self._matcher.saes.values()).requires_grad_(False)
+        self._starts = [Feature.named(text) for text in self.features]
+        for start in self._starts:
             self._matcher.check_start(start)
-        if not any(map(self._matcher.predecessors, folded)):
+        if not any(map(self._matcher.predecessors, saes)):
             raise SparseAutoencoderError(
-                f"there are SAEs for {', '.join(map(str, folded))} only, and no features of one "
+                f"there are SAEs for {', '.join(map(str, saes))} only, and no features of one "
                 "can come from another. Pass the SAE of a residual stream and one of the layer "
                 "below, or of the layer's MLP or attention."
             )
-
-    @property
-    def saes(self) -> dict[HookPoint, SparseAutoencoder]:
-        """SAE of each hook point; empty before default SAEs are trained."""
-        return {sae.hook_point: sae for sae in self._saes}  # type: ignore[misc]
 
     def data_arguments(self) -> dict[str, Any]:
         """Return the LM, and the number of tokens that SAEs are trained on first."""
@@ -149,100 +139,61 @@ class FeatureFlow(LMStudy):
             raise ConfigError(message.format(self.trainer.world_size))
 
     def prepare_lm(self) -> None:
-        check_fit(self.saes.values(), self.lm)
+        check_fit(self._saes, self.lm)  # type: ignore[arg-type]
 
     def on_test_start(self) -> None:
-        self._rows: list[list[int]] = []
-        self._n_skipped = 0
         self._statistics: TextStatistics | None = None
 
     def test_step(
         self, batch: TextBlocks | TokenRows, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Train SAEs if none are given, or count the groups and the activity of features."""
-        del batch_idx, dataloader_idx
         if isinstance(batch, TextBlocks):
-            if not self.saes:
+            if not self._saes:
                 steps = [batch[0]] if is_dry_run(self.trainer) else batch
                 self._trained = train_saes(self.lm, steps, self.sae, self.seed)
                 self._add(self._trained)
             return
         require_batch(self, batch, TokenRows)
-        if not self.saes:
+        if not self._saes:
             raise ConfigError(
                 "model.saes is null, so that SAEs are trained first, but the data has no batch of "
                 "TextBlocks for that. Pass --data TextsDataModule, or SAEs as model.saes."
             )
         if self._statistics is None:
-            self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
-        rows = rows_of(batch)
-        self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
-        self._statistics.update(rows, self._n_skipped)
-        # Later measurements read some of the texts again.
-        if len(self._rows) < max(2 * self.deactivation.n_cases, self.steering.n_texts):
-            self._rows += rows
+            n_kept = max(2 * self.deactivation.n_cases, self.steering.n_texts)
+            self._statistics = TextStatistics(self.lm, self._matcher, n_kept)
+        n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
+        self._statistics.update(rows_of(batch), n_skipped)
 
     def build_results(self) -> Results:
         """Measure what needs all texts or none."""
         from lincorr_lightning.flow.results import feature_flow_results
 
-        if self._statistics is None:
+        statistics = self._statistics
+        if statistics is None:
             raise ConfigError("the data has no batches of TokenRows. Pass --data TextsDataModule.")
-        lm, saes, matcher, statistics = self.lm, self.saes, self._matcher, self._statistics
+        matcher = self._matcher
         generator = torch.Generator().manual_seed(self.seed)
         cuts = []
         for groups in statistics.groups.values() if self.deactivation.n_cases else ():
-            cuts += measure_deactivation(
-                lm,
-                saes,
-                matcher,
-                self._rows,
-                groups,
-                self.deactivation,
-                generator,
-                self._n_skipped,
-            )
+            cuts += measure_deactivation(statistics, groups, self.deactivation, generator)
         relation: RelationFlow | None = None
         steering: list[SteeringPoint] = []
-        starts = {start.id: [start] for start in self.starts}
+        starts = {start.id: [start] for start in self._starts}
         if self.relation is not None:
-            subjects = sample_up_to(lm.tokenizer, self.n_subjects, seed=self.seed)
+            subjects = sample_up_to(self.lm.tokenizer, self.n_subjects, seed=self.seed)
             relation = measure_relation(
-                lm,
-                saes,
-                matcher,
-                self.relation,
-                subjects,
-                self.thresholds,
-                self.k,
-                generator,
-                self.answer_share,
+                self.lm, matcher, self.relation, subjects, generator, self.answer_share
             )
             starts = starts or relation.starts_to_draw(_N_DRAWN)
-            answers = relation.answers_to_steer(lm, matcher, self.thresholds, self.steering)
-            # Evenly spaced, because they may come in the order of their length.
-            n = self.steering.n_texts
-            texts = self._rows[:: max(1, len(self._rows) // n)][:n]
-            activity, how = statistics.activity, self.steering
-            steering = measure_steering(lm, saes, activity, answers, texts, how, generator)
-        self._flows = {
-            name: [matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
+            answers = relation.answers_to_steer(self.lm, matcher, self.steering)
+            steering = measure_steering(statistics, answers, self.steering, generator)
+        flows = {
+            name: [matcher.follow(feature) for feature in features]
             for name, features in starts.items()
         }
-        transitions = measure_transitions(saes, matcher, statistics.sample)
-        return feature_flow_results(
-            lm.config.name_or_path,
-            saes,
-            statistics,
-            transitions,
-            cuts,
-            steering,
-            relation,
-            self._flows,
-        )
+        return feature_flow_results(statistics, cuts, steering, relation, flows)
 
     def write_artifacts(self, folder: Path) -> None:
-        from lincorr_lightning.flow.results import write_graphs
-
-        write_graphs(self._flows, folder / "graphs")
         save_saes(self._trained, folder)

@@ -20,9 +20,8 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import last_activations, remove_features
-from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 MIN_SUBJECTS = 3  #: Minimum number of subjects with a label as their answer, in each half.
 N_CONTROLS = 5  #: Number of draws of other features.
@@ -94,57 +93,49 @@ class RelationFlow:
 
         Pairs of two features come first, then those that share most.
         """
-
-        def starts(pair: AnswerPair) -> list[Feature]:
-            ends = (("source", pair.source), ("target", pair.target))
-            return list(dict.fromkeys(self.features[s][self.last][i].feature for s, i in ends))
-
+        starts: dict[AnswerPair, list[Feature]] = {}
+        for pair in filter(lambda pair: pair.is_reference, self.pairs):
+            source = self.features["source"][self.last][pair.source].feature
+            target = self.features["target"][self.last][pair.target].feature
+            starts[pair] = list(dict.fromkeys((source, target)))
+        pairs = sorted(starts, key=lambda x: (-len(starts[x]), -len(x.shared), -len(x.carriers)))
         best: dict[int, AnswerPair] = {}
-        pairs = [pair for pair in self.pairs if pair.is_reference]
-        pairs.sort(key=lambda x: (-len(starts(x)), -len(x.shared), -len(x.carriers)))
         for pair in pairs:
             best.setdefault(pair.target, pair)
-        source, target = self.relation.source.texts, self.relation.target.texts
+        sources = self.relation.source.texts
+        targets = self.relation.target.texts
         return {
-            f"{source[pair.source]}->{target[pair.target]}": starts(pair)
+            f"{sources[pair.source]}->{targets[pair.target]}": starts[pair]
             for pair in list(best.values())[:n]
         }
 
     def answers_to_steer(
-        self,
-        lm: LanguageModel,
-        matcher: DecoderMatcher,
-        thresholds: Mapping[HookKind, float] | float,
-        settings: SteeringSettings,
+        self, lm: LanguageModel, matcher: DecoderMatcher, settings: SteeringSettings
     ) -> list[SteeredAnswer]:
-        """Return target answers that a feature carries, spread evenly over the labels.
-
-        The flow of the feature is followed with one predecessor per hook point: adding many
-        features of an LM at once does not steer it.
-        """
+        """Return target answers that a feature carries, spread evenly over the labels."""
         target = self.features["target"][self.last]
         carried = [label for label, best in target.items() if best.auroc >= settings.min_auroc]
         n = min(settings.n_answers, len(carried))
         rows = lm.rows(self.relation.target_prompts(self.subjects))
-        answers, domain = self.logits.target.argmax(1), self.relation.target
+        answers = self.logits.target.argmax(1)
+        domain = self.relation.target
         steered = []
         for label in (carried[i * len(carried) // n] for i in range(n)):
-            graph = matcher.follow(target[label].feature, thresholds=thresholds)
+            graph = matcher.follow(target[label].feature)
             others = (answers != label).nonzero()[: settings.n_prompts, 0].tolist()
-            what = domain.texts[label], domain.token_ids[label], graph
-            steered.append(SteeredAnswer(*what, [rows[i] for i in others]))
+            prompts = [rows[i] for i in others]
+            steered.append(
+                SteeredAnswer(domain.texts[label], domain.token_ids[label], graph, prompts)
+            )
         return steered
 
 
 @torch.no_grad()
 def measure_relation(
     lm: LanguageModel,
-    saes: SAEs,
     matcher: DecoderMatcher,
     relation: TokenizedRelation,
     subjects: Sequence[str],
-    thresholds: Mapping[HookKind, float] | float,
-    k: int,
     generator: torch.Generator,
     answer_share: float | None = None,
 ) -> RelationFlow:
@@ -153,41 +144,36 @@ def measure_relation(
     They are fitted, as maps are, on the first half of the subjects and scored on the second;
     `answer_share` is that of `answer_members`.
     """
+    saes = matcher.saes
     n_fit = len(subjects) // 2
     logits = relation_logits(lm, relation, subjects)
     by_side: dict[str, dict[HookPoint, dict[int, AnswerFeature]]] = {"source": {}, "target": {}}
     n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
     prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
-    for found, texts, domain_logits in zip(by_side.values(), prompts, logits, strict=True):
+    for answers, texts, domain_logits in zip(by_side.values(), prompts, logits, strict=True):
         activations = last_activations(lm, lm.rows(texts), list(saes))
         members = answer_members(domain_logits, n_fit, answer_share)
         for at, sae in saes.items():
             features = sae.encode(activations[at]).cpu()
-            found[at] = find_answer_features(at, features, members, n_fit)
+            answers[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
-    pairs = compare_answers(
-        matcher,
-        by_side["source"],
-        by_side["target"],
-        torch.from_numpy(relation.reference_mask),
-        thresholds,
-        k,
-    )
-    reference = [pair for pair in pairs if pair.is_reference]
-    shared = {
-        "carriers": {f for pair in reference for f in pair.carriers},
-        "flow": {f for pair in reference for f in pair.shared if f.hook_point != matcher.last},
+    reference = torch.from_numpy(relation.reference_mask)
+    pairs = compare_answers(matcher, by_side["source"], by_side["target"], reference)
+    removed = {
+        "carriers": {f for pair in pairs if pair.is_reference for f in pair.carriers},
+        "flow": {f for pair in pairs if pair.is_reference for f in pair.shared},
     }
+    removed["flow"] = {f for f in removed["flow"] if f.hook_point != matcher.last}
     cuts = [RelationCut("none", False, 0, **score_relation(relation, logits, logits, n_fit))]
-    plan = [x for x in product(shared, (False, *[True] * N_CONTROLS)) if shared[x[0]]]
+    plan = [cut for cut in product(removed, (False, *[True] * N_CONTROLS)) if removed[cut[0]]]
     for name, control in progress(plan, f"cutting {relation.name}", unit="cut"):
-        removed = sorted(shared[name])
+        cut = sorted(removed[name])
         if control:
-            removed = [*control_features(removed, n_active, generator).values()]
-        with edited(lm.model, remove_features(saes, removed)):
+            cut = list(control_features(cut, n_active, generator).values())
+        with edited(lm.model, remove_features(saes, cut)):
             after = relation_logits(lm, relation, subjects)
         scores = score_relation(relation, logits, after, n_fit)
-        cuts.append(RelationCut(name, control, len(removed), **scores))
+        cuts.append(RelationCut(name, control, len(cut), **scores))
     return RelationFlow(relation, subjects, n_fit, logits, by_side, matcher.last, pairs, cuts)
 
 
@@ -195,11 +181,12 @@ def score_relation(
     relation: TokenizedRelation, before: RelationLogits, after: RelationLogits, n_fit: int
 ) -> dict[str, Any]:
     """Return the scores of a `RelationCut` on subjects after the first `n_fit`, which fit maps."""
-    old, new = _fit(before, n_fit), _fit(after, n_fit)
-    (source, target), (source_now, target_now) = (
-        (logits.source[n_fit:], logits.target[n_fit:]) for logits in (before, after)
-    )
-    now, then = target_now.argmax(1), target.argmax(1)
+    old = _fit(before, n_fit)
+    new = _fit(after, n_fit)
+    source = before.source[n_fit:]
+    source_now = after.source[n_fit:]
+    target_now = after.target[n_fit:]
+    now = target_now.argmax(1)
     correct = torch.from_numpy(relation.reference_mask)[now, source.argmax(1)]
 
     def r(linear_map: Solution, source: Tensor) -> float | None:
@@ -210,13 +197,14 @@ def score_relation(
         "target_only": r(old, source),
         "refitted": r(new, source_now),
         "recall": float(correct.double().mean()) if relation.has_reference else None,
-        "kept": float((now == then).double().mean()),
+        "kept": float((now == before.target[n_fit:].argmax(1)).double().mean()),
     }
 
 
 def _fit(logits: RelationLogits, n_fit: int) -> Solution:
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
-    columns, n_source = torch.arange(len(moments.mean)), logits.source.shape[1]
+    columns = torch.arange(len(moments.mean))
+    n_source = logits.source.shape[1]
     return RidgeSolver(moments, columns[:n_source], y=columns[n_source:]).solve(0.0)
 
 
@@ -246,7 +234,8 @@ def find_answer_features(
     `features` are those at the end of each subject's prompt, ``(n_subjects, n_features)``, and
     `members` of `answer_members`. Labels of under `MIN_SUBJECTS` subjects in a half have none.
     """
-    fit, test = members[:n_fit], members[n_fit:]
+    fit = members[:n_fit]
+    test = members[n_fit:]
     labels = ((fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)).nonzero()[:, 0].tolist()
     chosen = class_auroc(features[:n_fit], fit[:, labels]).nan_to_num(0.5).argmax(1)
     aurocs = class_auroc(features[n_fit:, chosen], test[:, labels]).diagonal()
@@ -257,12 +246,7 @@ def find_answer_features(
 
 
 def compare_answers(
-    matcher: DecoderMatcher,
-    source: AnswerFeatures,
-    target: AnswerFeatures,
-    reference: Tensor,
-    thresholds: Mapping[HookKind, float] | float,
-    k: int = 1,
+    matcher: DecoderMatcher, source: AnswerFeatures, target: AnswerFeatures, reference: Tensor
 ) -> list[AnswerPair]:
     """Follow the features of all source and target answers back, and see where they meet.
 
@@ -270,19 +254,19 @@ def compare_answers(
     Pairs outside the reference, ``(n_target, n_source)`` bool, are the chance level.
     """
     last = matcher.last
-    below = [at for at in matcher.decoders if at != last]
 
-    def flow(start: Feature) -> set[Feature]:
-        return set(matcher.follow(start, direction="backward", thresholds=thresholds, k=k).features)
+    def flows(answers: AnswerFeatures) -> dict[int, set[Feature]]:
+        return {
+            label: set(matcher.follow(best.feature, forward=False).features)
+            for label, best in answers[last].items()
+        }
 
-    source_flows = {label: flow(best.feature) for label, best in source[last].items()}
-    target_flows = {label: flow(best.feature) for label, best in target[last].items()}
+    source_flows = flows(source)
+    target_flows = flows(target)
     pairs = []
     for s, t in product(source_flows, target_flows):
-        both = ((source[at].get(s), target[at].get(t)) for at in below)
-        carriers = tuple(
-            one.feature for one, other in both if one and other and one.feature == other.feature
-        )
+        both = ((source[at].get(s), target[at].get(t)) for at in matcher.saes if at != last)
+        carriers = tuple(a.feature for a, b in both if a and b and a.feature == b.feature)
         shared = tuple(sorted(source_flows[s] & target_flows[t]))
         pairs.append(AnswerPair(s, t, bool(reference[t, s]), shared, carriers))
     return pairs

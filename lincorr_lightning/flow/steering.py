@@ -6,7 +6,7 @@ coherence. Here both are probabilities of the steered LM; the unsteered one read
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from itertools import product
@@ -16,17 +16,21 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
-from lincorr_lightning.flow.deactivation import text_losses
 from lincorr_lightning.flow.graph import FlowGraph
-from lincorr_lightning.flow.text_statistics import FeatureActivity, control_features
+from lincorr_lightning.flow.text_statistics import TextStatistics, control_features
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks
-from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.forwards import (
+    Forward,
+    Rows,
+    add_features,
+    run_with_hooks,
+    text_losses,
+)
+from lincorr_lightning.sae.hook_points import Feature
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 Strategy = Literal["single", "constant", "linear", "exponential"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -54,17 +58,15 @@ class SteeringSettings:
     """Number of tokens that the LM writes after each prompt, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("strategies", "strengths"):
-            if not getattr(self, name):
-                raise ConfigError(f"model.steering.{name} is empty; give some.")
+        if not self.strengths or not self.strategies:
+            raise ConfigError("model.steering.strengths and strategies must not be empty.")
         for strategy in self.strategies:
             require_one_of("model.steering.strategies", strategy, STRATEGIES)
-        for strength in self.strengths:
-            require("model.steering.strengths", strength)
         require("model.steering.decay", self.decay, above=0, at_most=1)
         require("model.steering.min_auroc", self.min_auroc, at_least=0, at_most=1)
-        for name in ("n_answers", "n_prompts", "n_texts", "n_new_tokens"):
-            require(f"model.steering.{name}", getattr(self, name), at_least=name != "n_answers")
+        require("model.steering.n_answers", self.n_answers, at_least=0)
+        for name in ("n_prompts", "n_texts", "n_new_tokens"):
+            require(f"model.steering.{name}", getattr(self, name), at_least=1)
 
 
 def steering_weights(
@@ -82,9 +84,11 @@ def steering_weights(
     network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
     network.add_node(graph.start)
     steps = networkx.single_source_shortest_path_length(network, graph.start)
-    order = sorted((step, feature) for feature, step in steps.items())
-    beyond, decay = order[-1][0] + 1, 1.0 if strategy == "constant" else decay
-    return {f: 1 - i / beyond if strategy == "linear" else decay**i for i, f in order}
+    if strategy == "linear":
+        beyond = max(steps.values()) + 1
+        return {feature: 1 - step / beyond for feature, step in steps.items()}
+    factor = 1.0 if strategy == "constant" else decay
+    return {feature: factor**step for feature, step in steps.items()}
 
 
 def answer_probability(lm: LanguageModel, rows: Rows, token_id: int) -> float:
@@ -116,12 +120,14 @@ def continue_rows(lm: LanguageModel, rows: Rows, draws: Tensor) -> list[list[int
     past = "cache" if "cache" in signature(lm.model.forward).parameters else "past_key_values"
 
     def write(cases: list[int]) -> None:
-        ids, cache = torch.tensor([rows[case] for case in cases]), None
+        ids = torch.tensor([rows[case] for case in cases])
+        cache = None
         for step in range(draws.shape[1]):
             output = lm.model(ids.to(lm.model.device), use_cache=True, **{past: cache})
             below = output.logits[:, -1].double().softmax(-1).cumsum(-1).cpu()
             written[cases, step] = (below <= draws[cases, step, None] * below[:, -1:]).sum(-1)
-            ids, cache = written[cases, step, None], output[past]
+            ids = written[cases, step, None]
+            cache = output[past]
 
     with reading(lm.model, lm.model.device.type):
         lm.in_batches([len(row) for row in rows], write, equal_lengths=True)
@@ -144,7 +150,8 @@ class SteeredAnswer(NamedTuple):
         whole = [[*prompt, *text] for prompt, text in zip(self.prompts, texts, strict=True)]
         losses = list[Tensor]()
         for of_whole, text in zip(text_losses(lm, whole), texts, strict=True):
-            of_text, first = of_whole[-len(text) :], [*text, self.token_id].index(self.token_id)
+            of_text = of_whole[-len(text) :]
+            first = [*text, self.token_id].index(self.token_id)
             losses += [of_text[:first], of_text[first + 1 :]]
         return sum(named) / len(named), float(torch.cat(losses).mean().exp())
 
@@ -173,34 +180,51 @@ class SteeringPoint:
 
 
 def measure_steering(
-    lm: LanguageModel,
-    saes: SAEs,
-    activity: Mapping[HookPoint, FeatureActivity],
+    statistics: TextStatistics,
     answers: Sequence[SteeredAnswer],
-    texts: Rows,
     settings: SteeringSettings,
     generator: torch.Generator,
 ) -> list[SteeringPoint]:
     """Steer towards each answer that has prompts, at every strength by every strategy."""
-    answers, points = [answer for answer in answers if answer.prompts], []
+    lm = statistics.lm
+    activity = statistics.activity
+    # Evenly spaced, because they may come in the order of their length.
+    rows = statistics.kept_rows
+    texts = rows[:: max(1, len(rows) // settings.n_texts)][: settings.n_texts]
+    answers = [answer for answer in answers if answer.prompts]
     n_active = {at: each.n_active for at, each in activity.items()}
     others = {a.label: control_features(a.graph.features, n_active, generator) for a in answers}
     draws = torch.rand(settings.n_prompts, settings.n_new_tokens, generator=generator)
     plan = list(product(answers, settings.strategies, (False, True), settings.strengths))
     loss_before = mean_loss(lm, texts) if plan else 0.0
+    points = []
     for answer, strategy, control, strength in progress(plan, "steering", unit="strength"):
         weights = steering_weights(answer.graph, strategy, settings.decay)
-        typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
-        amounts = {f: strength * weights[f] * typical[f] for f in weights}
+        amounts = {
+            feature: strength * weight * float(activity[feature.hook_point].mean[feature.index])
+            for feature, weight in weights.items()
+        }
         if control:
             other = others[answer.label]
             amounts = {other[f]: amount for f, amount in amounts.items() if f in other}
-        with edited(lm.model, add_features(saes, amounts)):
+        with edited(lm.model, add_features(statistics.matcher.saes, amounts)):
             behaviour = answer_probability(lm, answer.prompts, answer.token_id)
             # Coherence is 1 at most, also where the perplexity falls.
             coherence = math.exp(min(0.0, loss_before - mean_loss(lm, texts)))
             written = continue_rows(lm, answer.prompts, draws[: len(answer.prompts)])
-        what = answer.label, answer.graph.start.id, strategy, control, strength, len(amounts)
-        scores = behaviour, coherence, behaviour * coherence, *answer.judge(lm, written)
-        points.append(SteeringPoint(*what, *scores))
+        named, perplexity = answer.judge(lm, written)
+        point = SteeringPoint(
+            label=answer.label,
+            feature=answer.graph.start.id,
+            strategy=strategy,
+            control=control,
+            strength=strength,
+            n_features=len(amounts),
+            behaviour=behaviour,
+            coherence=coherence,
+            score=behaviour * coherence,
+            named=named,
+            perplexity=perplexity,
+        )
+        points.append(point)
     return points

@@ -46,11 +46,9 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     at exactly the same distance come in any order.
 
     Args:
-        hidden: Hidden states or other clouds, ``(n_layers, n_tokens, d)``, of any floating dtype.
+        hidden: Hidden states or other clouds, ``(n_layers, n_tokens, d)``, of any floating dtype;
+            they and their squares are finite.
         max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
-
-    Raises:
-        ValueError: If a layer is not finite.
     """
     layers = [_nearest(tokens, max_rank) for tokens in hidden]
     return NearestTokens(*map(torch.stack, zip(*layers, strict=True)))
@@ -58,8 +56,6 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
 
 def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
     squared = _squared_distances(tokens)
-    if not squared.amax().isfinite():
-        raise ValueError("hidden states are NaN, infinite or too large to be squared")
     first = (squared == 0).int().argmax(1)  # the first token of the same state
     distinct = first == torch.arange(len(tokens), device=tokens.device)
     n_neighbors = min(max_rank, len(tokens))

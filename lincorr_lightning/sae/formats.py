@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from lincorr_lightning.errors import SparseAutoencoderError, listed
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae import sparse_autoencoder as stored
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
-from lincorr_lightning.sae.hooks import find_hook_points, find_projection, is_output_of, width_of
+from lincorr_lightning.sae.hooks import find_hook_points, find_projection, modules_giving, width_of
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder, fail_to_read
 
 SAE_FOLDER = "sparse_autoencoders"  #: Folder of a run that holds a folder per SAE.
@@ -56,19 +56,12 @@ class SAESource:
 
     folder: Path
     files: Sequence[str]
-    hook_point: HookPoint | None = None
-    input_scale: float | None = None
     lm: LanguageModel | None = None
-
-    @property
-    def path(self) -> Path:
-        """The first file."""
-        return self.folder / self.files[0]
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The settings; empty if there is no file of them."""
-        return stored.read_config(self.path) if len(self.files) > 1 else {}
+        return stored.read_config(self.folder / self.files[0]) if len(self.files) > 1 else {}
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -78,20 +71,20 @@ class SAESource:
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
         """Raise the error of an SAE that is undamaged but cannot be used."""
-        raise SparseAutoencoderError(f"cannot use the SAE of {self.path}: {reason}. {way_out}")
+        path = self.folder / self.files[0]
+        raise SparseAutoencoderError(f"cannot use the SAE of {path}: {reason}. {way_out}")
 
     def require(self, key: str, value: object, supported: Iterable[object]) -> None:
         """Refuse a setting whose value is not among the supported ones."""
         if value not in (supported := list(supported)):
-            what = f"its {key} is {value!r}, which is not supported"
-            what = f"its settings have no {key}" if value is None else what
-            self.refuse(what, f"Take an SAE whose {key} is {' or '.join(map(str, supported))}.")
+            way_out = f"Take an SAE whose {key} is {' or '.join(map(str, supported))}."
+            self.refuse(f"its {key} is {value!r}, which is not supported", way_out)
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that the file must have."""
         if name not in self.tensors:
-            known = ", ".join(self.tensors)
-            fail_to_read(self.folder / self.files[-1], f"it lacks {name} (it has {known})")
+            reason = f"it lacks {name} (it has {', '.join(self.tensors)})"
+            fail_to_read(self.folder / self.files[-1], reason)
         return self.tensors[name]
 
     def weights(self, keys: Sequence[str], transposed: str = "") -> dict[str, Any]:
@@ -101,47 +94,51 @@ class SAESource:
         """
         names = ("encoder", "decoder", "encoder_bias", "decoder_bias")
         parts = dict(zip(names, map(self.tensor, keys), strict=True))
-        return parts | {name: parts[name].T.contiguous() for name in names if name == transposed}
+        if transposed:
+            parts[transposed] = parts[transposed].T.contiguous()
+        return parts
 
     def find_hook_point(self, hook: str = "") -> HookPoint:
-        """Return the hook point that a library calls `hook`, or else that of the path or caller.
+        """Return the hook point that a library calls `hook`, or else that of the path.
 
         It may be TransformerLens' name, a module (``model.layers.3.mlp``) or ``mlp_out_layer_3``.
         """
         if match := _IN_LAYER.fullmatch(hook.removesuffix(".output")):
-            layer = int(match[1]) - (match[2] == "hook_resid_pre")
-            if match[2] not in _HOOK_KINDS or layer < 0:
-                self.refuse(
-                    f"it reads {hook}, none of {', '.join(KINDS)}",
-                    "Take an SAE of the residual stream after a layer, or of what its MLP or "
-                    "attention adds to it; before layer 0 is the embedding, no layer's output.",
-                )
-            at = HookPoint(layer, _HOOK_KINDS[match[2]])
-            is_output = match[2] and "hook" not in hook and not hook.endswith(".input")
-            if self.lm and is_output and not is_output_of(self.lm.load().model, match[2], at):
-                self.refuse(
-                    f"it reads {hook}, but what {self.lm.config.name_or_path} adds to the stream "
-                    f"as {at} is something else, such as that after a norm",
-                    "Take an SAE of the layer's own output.",
-                )
-            return at
+            return self._hook_point_in_layer(hook, int(match[1]), match[2])
         path = self.folder.absolute()
-        named = _site(hook) or HookPoint.named(path.name) or _site(str(path)) or self.hook_point
+        named = _site(hook) or HookPoint.named(path.name) or _site(str(path))
         if named is None:
-            called = f"calls its hook point {hook!r}" if hook else "does not name its hook point"
-            # Renaming the folder also helps those who pass it on the command line.
             self.refuse(
-                f"it {called}, so that it is unknown which of {', '.join(KINDS)} it reads",
+                f"it calls its hook point {hook!r}, so that it is unknown which of "
+                f"{', '.join(KINDS)} it reads",
                 "If it is one of these, name the folder by its hook point (residual.1, mlp_out.1, "
-                "attention_out.1) or pass hook_point to load_sae; if not, leave it out.",
+                "attention_out.1); if not, leave it out.",
             )
         return named
+
+    def _hook_point_in_layer(self, hook: str, layer: int, name: str) -> HookPoint:
+        layer -= name == "hook_resid_pre"
+        if name not in _HOOK_KINDS or layer < 0:
+            self.refuse(
+                f"it reads {hook}, none of {', '.join(KINDS)}",
+                "Take an SAE of the residual stream after a layer, or of what its MLP or "
+                "attention adds to it; before layer 0 is the embedding, no layer's output.",
+            )
+        at = HookPoint(layer, _HOOK_KINDS[name])
+        is_output = name and "hook" not in hook and not hook.endswith(".input")
+        if self.lm and is_output and name not in modules_giving(self.lm.load().model, at):
+            self.refuse(
+                f"it reads {hook}, but what {self.lm.config.name_or_path} adds to the stream "
+                f"as {at} is something else, such as that after a norm",
+                "Take an SAE of the layer's own output.",
+            )
+        return at
 
 
 def _site(text: str) -> HookPoint | None:
     """Return the hook point that a text such as ``resid_post_layer_8`` names, the last of some."""
-    named = [found for pattern in _SITES for found in re.findall(pattern, text)]
-    return HookPoint(int(named[-1][1]), _SITE_KINDS[named[-1][0]]) if named else None
+    sites = [site for pattern in _SITES for site in re.findall(pattern, text)]
+    return HookPoint(int(sites[-1][1]), _SITE_KINDS[sites[-1][0]]) if sites else None
 
 
 class SAEFormat(NamedTuple):
@@ -150,45 +147,42 @@ class SAEFormat(NamedTuple):
     files: Sequence[str]
     read: Callable[[SAESource], SparseAutoencoder]
 
-    def matches(self, folder: Path) -> bool:
-        """Return whether a folder has this format."""
-        return all((folder / name).is_file() for name in self.files)
+
+def _format_of(folder: Path) -> str | None:
+    """Return the name of a folder's format, the last registered of those that fit."""
+    for name, known in reversed(FORMATS.items()):
+        if all((folder / file).is_file() for file in known.files):
+            return name
+    return None
 
 
-def load_sae(
-    folder: str | Path,
-    *,
-    hook_point: HookPoint | None = None,
-    input_scale: float | None = None,
-    lm: LanguageModel | None = None,
-) -> SparseAutoencoder:
+def load_sae(folder: str | Path, lm: LanguageModel | None = None) -> SparseAutoencoder:
     """Load an SAE from a local folder of any known format; no code in its files is run.
 
     It is in float32 and in evaluation mode. The norms of the decoder stay as they are in the file;
-    `SparseAutoencoder.folded` folds them. A `SparseAutoencoderError` if the SAE cannot be read or
-    used, or its hook point is unknown.
+    `SparseAutoencoder.folded` folds them. An SAE of SAELens that expects activations of a fixed
+    mean norm needs the library's ``activation_scaler.json`` in its folder.
 
     Args:
-        folder: Folder with the files of one of the known formats.
-        hook_point: Hook point of the SAE. Only needed where neither the files nor the path name it;
-            where they do, it must be the same. Folders such as ``residual.12``, ``mlp_out.12``,
-            ``attention_out.12`` and ``resid_post_layer_12`` name it as well.
-        input_scale: Factor that multiplies activations before the SAE, for a SAELens checkpoint
-            that leaves it open: ``sqrt(width) / mean norm`` of the activations. A file
-            ``activation_scaler.json`` with ``{"scaling_factor": ...}`` in the folder holds it, too.
+        folder: Folder with the files of one of the known formats. Where neither they nor the path
+            name the hook point, the folder's name does, as ``residual.12``.
         lm: The LM; its weights are loaded if needed. SAEs of the attention's concatenated heads
             (Gemma Scope's of attention, SAELens at ``hook_z``) need it: its output projection is
             merged into them, so that they read and write what the attention adds to the stream. So
             do those of SAELens with ``center_writing_weights``, to read the uncentered LM. SAEs of
             a module such as ``layers.12.mlp`` are refused where the LM adds something else.
+
+    Raises:
+        SparseAutoencoderError: The SAE cannot be read or used, or its hook point is unknown.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        missing = "there is no such folder; if it is a hub id, download it first, pass its folder"
-        fail_to_read(folder, "it is a file; pass its folder" if folder.exists() else missing)
-    name = next((name for name, one in reversed(FORMATS.items()) if one.matches(folder)), None)
+        fail_to_read(
+            folder, "there is no such folder; download a hub id first, and pass its folder"
+        )
+    name = _format_of(folder)
     if name is None:
-        inside = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
+        inside = sorted(path.name for path in folder.iterdir())
         known = "; ".join(f"{name} ({', '.join(form.files)})" for name, form in FORMATS.items())
         raise SparseAutoencoderError(
             f"{folder} holds an SAE in no known format, or none: inside is "
@@ -196,20 +190,13 @@ def load_sae(
             "Pass the folder that holds one SAE's files itself, or register their format with "
             "lincorr_lightning.sae.register_format."
         )
-    source = SAESource(folder, FORMATS[name].files, hook_point, input_scale, lm)
+    source = SAESource(folder, FORMATS[name].files, lm)
     try:
         sae = FORMATS[name].read(source)
     except torch.OutOfMemoryError:  # of the LM
         raise
-    except KeyError as error:
-        fail_to_read(folder, f"its files lack the key {error}, which {name} has")
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        fail_to_read(folder, f"a value in its files is none that {name} has ({error!r})")
-    if hook_point is not None and sae.hook_point != hook_point:
-        raise SparseAutoencoderError(
-            f"the SAE in {folder} belongs to {sae.hook_point}, not to {hook_point}. "
-            "Pass the folder of that hook point's SAE."
-        )
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        fail_to_read(folder, f"its files lack a value that {name} has, or it is wrong ({error!r})")
     return sae.float().eval()
 
 
@@ -221,12 +208,9 @@ def load_saes(
     From a folder that holds a folder per SAE, the folder of one SAE, or a list of such folders.
     """
     folders: Sequence[str | Path] = [saes] if isinstance(saes, (str, Path)) else saes
-    if isinstance(saes, (str, Path)) and (parent := Path(saes)).is_dir():
-        inside = sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
-        known = [any(form.matches(one) for form in FORMATS.values()) for one in (parent, *inside)]
-        # Files beside folders without SAEs, such as checkpoints, are left to `load_sae` to refuse.
-        is_one = not any(known[1:]) and any(path.is_file() for path in parent.iterdir())
-        folders = folders if known[0] or is_one or not inside else inside
+    if isinstance(saes, (str, Path)) and Path(saes).is_dir() and _format_of(Path(saes)) is None:
+        inside = sorted(path for path in Path(saes).iterdir() if path.is_dir())
+        folders = [path for path in inside if not path.name.startswith(".")] or folders
     loaded: dict[HookPoint, SparseAutoencoder] = {}
     for folder in folders:
         sae = load_sae(folder, lm=lm)
@@ -240,13 +224,13 @@ def load_saes(
 
 def check_fit(saes: Iterable[SparseAutoencoder], lm: LanguageModel) -> None:
     """Refuse SAEs of another width than the LM's, or of layers or outputs that it lacks."""
-    name, width = lm.config.name_or_path, width_of(lm.model)
+    width = width_of(lm.model)
     for sae in saes:
-        trained = f" (trained on {sae.lm})" if sae.lm else ""
         if sae.width != width:
+            trained = f" (trained on {sae.lm})" if sae.lm else ""
             raise SparseAutoencoderError(
-                f"the SAE at {sae.hook_point}{trained} is {sae.width} wide, but {name} is {width} "
-                "wide. Take an SAE of this LM."
+                f"the SAE at {sae.hook_point}{trained} is {sae.width} wide, but "
+                f"{lm.config.name_or_path} is {width} wide. Take an SAE of this LM."
             )
         find_hook_points(lm.model, [sae.hook_point.kind], [sae.hook_point.layer])
 
@@ -257,8 +241,10 @@ def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -
         sae.save(Path(folder) / SAE_FOLDER / hook_point.id)
 
 
+# -- readers -------------------------------------------------------------------------------------
+
 _KEYS = ("W_enc", "W_dec", "b_enc", "b_dec")
-# SAELens' architectures; nested losses (Matryoshka) only matter for training.
+# SAELens' architectures: nested losses (Matryoshka) only matter for training.
 _ARCHITECTURES: dict[str, Activation] = {
     "standard": "relu",
     "jumprelu": "jumprelu",
@@ -268,63 +254,8 @@ _ARCHITECTURES: dict[str, Activation] = {
     "matryoshka_batchtopk": "batchtopk",
 }
 _THRESHOLDS = {"jumprelu": "threshold", "batchtopk": "topk_threshold"}
-_SCALED = "expected_average_only_in"
-
-
-def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
-    """Gemma Scope (Lieberum et al., 2024, arXiv 2408.05147), and Gemma Scope 2 for Gemma 3.
-
-    Only the latter has settings; otherwise the path names the hook point, as on the hub. SAEs of
-    attention read its concatenated heads.
-    """
-    hook = str(source.config.get("hf_hook_point_in") or "")
-    expected = {"type": "sae", "hf_hook_point_out": hook, "architecture": "jump_relu"}
-    for key, value in expected.items():
-        source.require(key, source.config.get(key) or value, [value])
-    skips = source.config.get("affine_connection") or "affine_skip_connection" in source.tensors
-    source.require("affine_connection", bool(skips), [False])
-    keys = _KEYS if "W_enc" in source.tensors else [key.lower() for key in _KEYS]
-    sae = SparseAutoencoder(
-        hook_point=source.find_hook_point(hook),
-        activation="jumprelu",
-        threshold=source.tensor("threshold"),
-        lm=source.config.get("model_name"),
-        **source.weights(keys, "encoder"),
-    )
-    return _from_heads(sae, source) if sae.hook_point.kind == "attention_out" else sae
-
-
-def _gated(parts: dict[str, Any], r_mag: Tensor, gate_bias: Tensor) -> dict[str, Any]:
-    """Return the parts of a gated SAE as one of jumprelu (Rajamanoharan et al., arXiv 2404.16014).
-
-    A feature is ``max(p, 0)`` of ``p = exp(r_mag) e x + b_mag`` where ``e x + gate_bias > 0``, that
-    is, where p is above ``b_mag - exp(r_mag) gate_bias``. `parts` have e and b_mag.
-    """
-    scale = r_mag.exp()
-    threshold = parts["encoder_bias"] - scale * gate_bias
-    return parts | {"encoder": parts["encoder"] * scale[:, None], "threshold": threshold}
-
-
-def _read_sparsify(source: SAESource) -> SparseAutoencoder:
-    """Top-k SAEs of EleutherAI, in folders named by a module: ``layers.12``, ``h.3.mlp``."""
-    run = source.folder.absolute().parent / "config.json"  # transcoders of 2024 are only named here
-    config = (stored.read_config(run) if run.is_file() else {}) | source.config
-    for key in ("transcode", "skip_connection", "embed_skip", "gram_lookup", "signed"):
-        is_on = config.get(key) or (key == "skip_connection" and "W_skip" in source.tensors)
-        source.require(key, bool(is_on), [False])
-    source.require("activation", config.get("activation") or "topk", ["topk"])
-    parts = source.weights(("encoder.weight", "W_dec", "encoder.bias", "b_dec"))
-    names = source.folder.absolute().parts[::-1]
-    hook = next((name for name in names if _IN_LAYER.fullmatch(name)), names[0])
-    return SparseAutoencoder(
-        hook_point=source.find_hook_point(hook),
-        activation="topk",
-        k=int(config["k"]),
-        subtract_decoder_bias=True,
-        **parts,
-    )
-
-
+# Steps of TransformerLens that shift or rotate the attention's heads.
+_HEAD_STEPS = ("fold_value_biases", "refactor_factored_attn_matrices")
 # dictionary_learning: tensors of a class, activation, and whether the encoder reads x - b_dec.
 _LINEAR = ("encoder.weight", "decoder.weight", "encoder.bias", "b_dec")
 _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
@@ -338,22 +269,79 @@ _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
 }
 
 
+def _gated(parts: dict[str, Any], r_mag: Tensor, gate_bias: Tensor) -> dict[str, Any]:
+    """Return the parts of a gated SAE as one of jumprelu (Rajamanoharan et al., arXiv 2404.16014).
+
+    A feature is ``max(p, 0)`` of ``p = exp(r_mag) e x + b_mag`` where ``e x + gate_bias > 0``, that
+    is, where p is above ``b_mag - exp(r_mag) gate_bias``. `parts` have e and b_mag.
+    """
+    scale = r_mag.exp()
+    threshold = parts["encoder_bias"] - scale * gate_bias
+    return parts | {"encoder": parts["encoder"] * scale[:, None], "threshold": threshold}
+
+
+def _norms(decoder: Tensor) -> Tensor:
+    """Return the norms of rows as divisors: 1 where a norm is 0."""
+    norm = decoder.norm(dim=1)
+    return torch.where(norm == 0, 1.0, norm)
+
+
+def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
+    """Gemma Scope (Lieberum et al., 2024, arXiv 2408.05147), and Gemma Scope 2 for Gemma 3.
+
+    Only the latter has settings; otherwise the path names the hook point, as on the hub. SAEs of
+    attention read its concatenated heads.
+    """
+    config = source.config
+    hook = str(config.get("hf_hook_point_in") or "")
+    for key, value in (("type", "sae"), ("hf_hook_point_out", hook), ("architecture", "jump_relu")):
+        source.require(key, config.get(key) or value, [value])
+    skips = config.get("affine_connection") or "affine_skip_connection" in source.tensors
+    source.require("affine_connection", bool(skips), [False])
+    keys = _KEYS if "W_enc" in source.tensors else [key.lower() for key in _KEYS]
+    sae = SparseAutoencoder(
+        hook_point=source.find_hook_point(hook),
+        activation="jumprelu",
+        threshold=source.tensor("threshold"),
+        lm=config.get("model_name"),
+        **source.weights(keys, "encoder"),
+    )
+    return _from_heads(sae, source) if sae.hook_point.kind == "attention_out" else sae
+
+
+def _read_sparsify(source: SAESource) -> SparseAutoencoder:
+    """Top-k SAEs of EleutherAI, in folders named by a module: ``layers.12``, ``h.3.mlp``."""
+    run = source.folder.absolute().parent / "config.json"  # transcoders of 2024 are only named here
+    config = (stored.read_config(run) if run.is_file() else {}) | source.config
+    for key in ("transcode", "embed_skip", "gram_lookup", "signed"):
+        source.require(key, bool(config.get(key)), [False])
+    skips = config.get("skip_connection") or "W_skip" in source.tensors
+    source.require("skip_connection", bool(skips), [False])
+    source.require("activation", config.get("activation") or "topk", ["topk"])
+    names = source.folder.absolute().parts[::-1]
+    return SparseAutoencoder(
+        hook_point=source.find_hook_point(next(filter(_IN_LAYER.fullmatch, names), names[0])),
+        activation="topk",
+        k=int(config["k"]),
+        subtract_decoder_bias=True,
+        **source.weights(("encoder.weight", "W_dec", "encoder.bias", "b_dec")),
+    )
+
+
 def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
     """Biases and thresholds are already those of unscaled activations."""
-    trainer, buffer = (source.config.get(key) or {} for key in ("trainer", "buffer"))
+    trainer = source.config.get("trainer") or {}
+    buffer = source.config.get("buffer") or {}
     source.require("buffer.io", buffer.get("io", "out"), ["out"])  # else an input, a transcoder
     name: Any = trainer.get("dict_class") or ("AutoEncoder" if "bias" in source.tensors else None)
     source.require("trainer.dict_class", name, _DICTIONARIES)
     keys, activation, subtract = _DICTIONARIES[name]
     parts = source.weights(keys, "encoder" if keys is _KEYS else "decoder")
-    k = source.tensors.get("k", trainer.get("k"))
-    if k is not None and trainer.get("k", int(k)) != int(k):
-        reason = f"its trainer.k is {trainer['k']}, but the k of {source.files[-1]} is {int(k)}"
-        source.refuse(reason, "Copy both files again, from one training.")
     if name == "GatedAutoEncoder":
         parts = _gated(parts, source.tensor("r_mag"), source.tensor("gate_bias"))
-    elif activation in ("jumprelu", "batchtopk"):
+    elif activation in _THRESHOLDS:
         parts["threshold"] = source.tensor("threshold")
+    k = source.tensors.get("k", trainer.get("k"))
     return SparseAutoencoder(
         hook_point=source.find_hook_point(str(trainer.get("submodule_name") or "")),
         activation=activation,
@@ -368,7 +356,7 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
     """Versions before and after 6, which has the LM's part under ``metadata``."""
     config = source.config
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
-    source.require("hook_head_index", config.get("hook_head_index"), [None])  # one head alone
+    source.require("hook_head_index", config.get("hook_head_index"), [None])  # a single head
     function = config.get("activation_fn", config.get("activation_fn_str", "relu"))
     architecture = config.get("architecture") or "standard"
     if function == "topk" and architecture == "standard":
@@ -376,23 +364,24 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
     source.require("architecture", architecture, _ARCHITECTURES)
     source.require("activation_fn", function, ["relu", "topk"])
     activation = _ARCHITECTURES[architecture]
-    k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
     if "log_threshold" in source.tensors:  # in training
         source.tensors.setdefault("threshold", source.tensors["log_threshold"].exp())
-    bias = "b_mag" if architecture == "gated" else "b_enc"
-    parts = source.weights(("W_enc", "W_dec", bias, "b_dec"), "encoder")
     if architecture == "gated":
+        parts = source.weights(("W_enc", "W_dec", "b_mag", "b_dec"), "encoder")
         parts = _gated(parts, source.tensor("r_mag"), source.tensor("b_gate"))
-    elif activation in _THRESHOLDS:
-        parts["threshold"] = source.tensor(_THRESHOLDS[activation])
+    else:
+        parts = source.weights(_KEYS, "encoder")
+        if activation in _THRESHOLDS:
+            parts["threshold"] = source.tensor(_THRESHOLDS[activation])
     if "scaling_factor" in source.tensors:  # a learned factor per feature, before version 4
         parts["decoder"] = parts["decoder"] * source.tensors["scaling_factor"][:, None]
     if config.get("rescale_acts_by_decoder_norm") and activation in ("topk", "batchtopk"):
         norm = parts["decoder"].norm(dim=1)
         parts["encoder"] = parts["encoder"] * norm[:, None]
         parts["encoder_bias"] = parts["encoder_bias"] * norm
-        parts["decoder"] = parts["decoder"] / torch.where(norm == 0, 1.0, norm)[:, None]
+        parts["decoder"] = parts["decoder"] / _norms(parts["decoder"])[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
+    k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
     sae = SparseAutoencoder(
         hook_point=source.find_hook_point(hook),
         activation=activation,
@@ -402,28 +391,29 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
         lm=config.get("model_name"),
         **parts,
     )
-    # Which processing steps of TransformerLens were chosen.
-    chosen = config.get("model_from_pretrained_kwargs") or {}
-    steps = {name for name, value in chosen.items() if value is True}
+    steps = config.get("model_from_pretrained_kwargs") or {}  # of TransformerLens
     if hook.endswith(("hook_z", "o_proj.input")):
-        return _from_heads(sae, source, steps)
-    return _uncentered(sae, source, steps)
+        for step in _HEAD_STEPS:
+            key = f"model_from_pretrained_kwargs.{step}"
+            source.require(key, bool(steps.get(step)), [False])
+        return _from_heads(sae, source)
+    return _uncentered(sae, source) if steps.get("center_writing_weights") is True else sae
 
 
 def _saelens_scale(source: SAESource, normalize: object, hook: str) -> float:
+    scaled = "expected_average_only_in"
+    source.require("normalize_activations", normalize or "none", ["none", True, scaled])
     if normalize in (None, False, "none"):
         return 1.0
-    source.require("normalize_activations", normalize, ["none", True, _SCALED])
-    scale, path = source.input_scale, source.folder / "activation_scaler.json"
-    if scale is None and path.is_file():
-        scale = stored.read_config(path).get("scaling_factor")
+    path = source.folder / "activation_scaler.json"
+    scale = stored.read_config(path).get("scaling_factor") if path.is_file() else None
     if scale is None:
         source.refuse(
-            f"it expects activations of a fixed mean norm (normalize_activations is {_SCALED}), "
+            f"it expects activations of a fixed mean norm (normalize_activations is {scaled}), "
             f"but the folder does not hold the factor ({path.name})",
-            f'Write {{"scaling_factor": s}} to {path}, or pass s to load_sae as input_scale: s = '
-            f"sqrt(width) / mean norm of the LM's activations at {hook or 'its hook point'}, over "
-            "texts like those of its training (lincorr_lightning.sae.captured reads activations).",
+            f'Write {{"scaling_factor": s}} to {path}: s = sqrt(width) / mean norm of the LM\'s '
+            f"activations at {hook or 'its hook point'}, over texts like those of its training "
+            "(lincorr_lightning.sae.captured reads activations).",
         )
     return float(scale)
 
@@ -440,17 +430,12 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
         source.tensors["decoder.bias"] = torch.zeros(len(source.tensor("decoder.weight")))
     keys = ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias")
     parts = source.weights(keys, "decoder")
-    scale, norm, threshold = 1.0, None, None
+    scale = 1.0
     if kind == "dataset-wise":
-        norms = config.get("dataset_average_activation_norm") or {}
-        if not norms.get("in") or norms["in"] != norms.get("out"):
-            source.refuse(
-                f"dataset_average_activation_norm is {norms}, not one norm above 0 for in and out",
-                "Take the release's own hyperparams.json, or an SAE that keeps the scale.",
-            )
+        norms = config["dataset_average_activation_norm"]
+        source.require("dataset_average_activation_norm.out", norms["out"], [norms["in"]])
         scale = math.sqrt(len(parts["decoder_bias"])) / float(norms["in"])
-    if config.get("sparsity_include_decoder_norm"):
-        norm = parts["decoder"].norm(dim=1)
+    has_norm = config.get("sparsity_include_decoder_norm")
     level = float(config.get("jump_relu_threshold") or 0.0)
     activation: Any = str(config.get("act_fn", "")).lower()
     # A released threshold replaces the k of training.
@@ -458,45 +443,28 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
         activation = "jumprelu"
     source.require("act_fn without jump_relu_threshold", activation, ["relu", "topk", "jumprelu"])
     if activation == "jumprelu":
-        threshold = torch.tensor(level * scale)
-        if norm is not None:  # a feature of zero norm adds nothing, whatever its threshold
-            threshold = threshold / torch.where(norm == 0, 1.0, norm)
+        threshold = torch.full((len(parts["decoder"]),), level * scale)
+        parts["threshold"] = threshold / _norms(parts["decoder"]) if has_norm else threshold
+    elif activation == "topk":
+        parts["k"] = config.get("top_k")
+        parts["score_scale"] = parts["decoder"].norm(dim=1) if has_norm else None
     return SparseAutoencoder(
         hook_point=source.find_hook_point(hook),
         activation=activation,
-        threshold=threshold,
-        k=config.get("top_k") if activation == "topk" else None,
-        score_scale=norm if activation == "topk" else None,
         input_scale=scale,
         subtract_decoder_bias=config.get("apply_decoder_bias_to_pre_encoder", False),
         **parts,
     )
 
 
-# -- conversion ----------------------------------------------------------------------------------
-#
-# Of SAEs that read something else than a hook point of the LM: the attention's concatenated heads,
-# or an LM whose weights TransformerLens processed, by the steps that SAELens keeps in
-# ``model_from_pretrained_kwargs``. Folded norms and a centered head change no hook point.
-
-# Below this ratio the smallest singular value is rounding error.
-_MIN_SINGULAR_RATIO = 10 * torch.finfo(torch.float32).eps
-# They shift or rotate the heads; what the heads add to the stream stays as it is.
-_HEAD_STEPS = ("fold_value_biases", "refactor_factored_attn_matrices")
-
-
 @torch.no_grad()
-def _uncentered(
-    sae: SparseAutoencoder, source: SAESource, steps: Collection[str]
-) -> SparseAutoencoder:
+def _uncentered(sae: SparseAutoencoder, source: SAESource) -> SparseAutoencoder:
     """Change an SAE of a centered LM, in place, to read the activations of the original LM.
 
     Where the weights that write to the stream are centered (``center_writing_weights``),
     everything written lacks its mean over the width, which a LayerNorm subtracts anyway; an LM
     without LayerNorm is never centered. Subtracting the mean is linear: the encoder does it.
     """
-    if "center_writing_weights" not in steps:
-        return sae
     if source.lm is None:
         source.refuse(
             "it was trained on an LM whose writing weights were centered, if a LayerNorm reads "
@@ -511,51 +479,40 @@ def _uncentered(
     return sae
 
 
-def _from_heads(
-    sae: SparseAutoencoder, source: SAESource, steps: Collection[str] = ()
-) -> SparseAutoencoder:
-    moved: SparseAutoencoder | None = None
-    reason, changes = "", " and ".join(name for name in _HEAD_STEPS if name in steps)
-    if changes:
-        reason = f" of an LM that was changed ({changes} in model_from_pretrained_kwargs)"
-    elif source.lm is None:
-        source.refuse(
-            "it reads the attention's concatenated heads, before their output projection",
-            "Pass lm to load_sae; its output projection is then merged into the SAE.",
-        )
-    elif (projection := find_projection(source.lm.load().model, sae.hook_point)) is None:
-        reason = (
-            f", but what the LM's attention adds to the stream, {sae.hook_point}, is no linear map "
-            "of these: something is in between, such as a norm of each token after the projection"
-        )
-    elif (moved := at_output(sae, *projection)) is None:
-        sizes = "{} wide from {} numbers".format(*projection[0].shape)
-        reason = f", {sae.width} numbers, which the LM's attention, {sizes}, does not determine"
-    if moved is None:
-        source.refuse(
-            f"it reads the attention's concatenated heads{reason}",
-            "Take an SAE of what the attention adds (hook_attn_out).",
-        )
-    return moved
-
-
 @torch.no_grad()
-def at_output(sae: SparseAutoencoder, weight: Tensor, bias: Tensor) -> SparseAutoencoder | None:
-    """Move an SAE of the attention's concatenated heads z to the output ``y = W z + b``.
+def _from_heads(sae: SparseAutoencoder, source: SAESource) -> SparseAutoencoder:
+    """Move an SAE of the attention's concatenated heads z to its output ``y = W z + b``.
 
     With W of full column rank, ``z = W⁺ (y - b)``: the features are those of z, and the
     reconstruction is W and b applied to that of z. Rounding grows by up to W's condition number:
-    an LM in float32 is better than one in bfloat16. None if W does not determine what it reads.
+    an LM in float32 is better than one in bfloat16.
     """
-    width, n_read = weight.shape
+    reason = "it reads the attention's concatenated heads"
+    if source.lm is None:
+        way_out = "Pass lm to load_sae; its output projection is then merged into the SAE."
+        source.refuse(f"{reason}, before their output projection", way_out)
+    way_out = "Take an SAE of what the attention adds (hook_attn_out)."
+    projection = find_projection(source.lm.load().model, sae.hook_point)
+    if projection is None:
+        source.refuse(
+            f"{reason}, but what the LM adds to the stream as {sae.hook_point} is no linear map "
+            "of these: something is in between, such as a norm of each token",
+            way_out,
+        )
+    weight, bias = projection
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
-    if n_read != sae.width or width < n_read or values[-1] <= _MIN_SINGULAR_RATIO * values[0]:
-        return None
+    # Below this ratio the smallest singular value is rounding error.
+    is_full = values[-1] > 10 * torch.finfo(torch.float32).eps * values[0]
+    if weight.shape[1] != sae.width or len(weight) < sae.width or not is_full:
+        sizes = "{} numbers from {}".format(*weight.shape)
+        source.refuse(
+            f"{reason}, {sae.width} numbers, but the LM's attention adds {sizes}", way_out
+        )
     encoder = sae.encoder.double() @ ((right.T / values) @ left.T)
     encoder_bias = sae.encoder_bias.double()
-    decoder_bias = weight @ sae.decoder_bias.double() + sae.input_scale * bias
     if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
+    decoder_bias = weight @ sae.decoder_bias.double() + sae.input_scale * bias
     return sae.replaced(
         encoder=encoder.float(),
         decoder=(sae.decoder.double() @ weight.T).float(),
@@ -587,13 +544,14 @@ def register_format(
 ) -> None:
     """Add a format of SAEs, for `load_sae` and for all studies and callbacks that take SAEs.
 
-    A `SparseAutoencoderError` if there is a format of this name, or no file.
-
     Args:
         name: Name of the format in messages.
         files: Relative paths of the files in a folder of the format. The last holds tensors (in
             ``.safetensors``, ``.npz`` or ``.pt``); the first, if it is another, settings in JSON.
         read: Function from a folder with all these files to its SAE; see `SAESource`.
+
+    Raises:
+        SparseAutoencoderError: There is a format of this name, or no file.
     """
     if name in FORMATS or not files:
         raise SparseAutoencoderError(

@@ -6,7 +6,7 @@ and ``r = 1`` changes nothing (Laptev et al., 2025, arXiv 2502.03032).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
-from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.batching import RowsContext
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.metrics import ReconstructionQuality
-from lincorr_lightning.sae.hook_points import Feature, HookPoint, at_hook_point, check_feature
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
-from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder, sae_of
 
 Intervention = Callable[[Tensor], Tensor]  #: Replaces ``(batch, sequence, width)``.
 Rows = Sequence[Sequence[int]]
@@ -44,10 +44,6 @@ class Forward(NamedTuple):
     def counted(self, n_skipped: int) -> Tensor:
         """Return the mask without the first tokens of each text."""
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
-
-    def losses(self) -> tuple[Tensor, Tensor]:
-        """Return `next_token_losses`, and whether there is a next token, ``(n, longest - 1)``."""
-        return next_token_losses(self.logits, self.ids, self.mask), self.mask[:, 1:]
 
 
 def next_token_losses(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
@@ -72,22 +68,21 @@ def run_with_hooks(
     *,
     hook_points: Sequence[HookPoint] = (),
     logits: bool = True,
-    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
-    batches: MicroBatches | None = None,
+    context: RowsContext | None = None,
 ) -> None:
     """Run the LM over texts, in batches of similar length that fit the memory.
 
     The LM, loaded, runs in eval mode and its own precision, for logits to its end; its mode is
     restored afterwards. `callback` is called with each forward pass. Activations are captured as
     interventions of `edited` leave them; `context` makes a context, such as that, to run the texts
-    of some indices in. `batches` keep the size that fits the memory for the next call.
+    of some indices in.
     """
 
     def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:
         with (
             nullcontext() if context is None else context(cases),
             # Hooks run in the order of registration, so that replaced activations are captured.
-            captured(lm.model, hook_points) as at,
+            captured(lm.model, hook_points) as activations,
         ):
             if logits:
                 output = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
@@ -95,9 +90,9 @@ def run_with_hooks(
                 with stopping_after(lm.model, hook_points):
                     lm.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
                 output = torch.empty(0, device=ids.device)
-        callback(Forward(cases, ids, mask.bool(), at, output))
+        callback(Forward(cases, ids, mask.bool(), activations, output))
 
-    _run_batches(lm, rows, run, batches)
+    _run_batches(lm, rows, run)
 
 
 def run_layer(
@@ -120,17 +115,11 @@ def run_layer(
 
 @torch.no_grad()
 def _run_batches(
-    lm: LanguageModel,
-    rows: Rows,
-    run: Callable[[list[int], Tensor, Tensor], None],
-    batches: MicroBatches | None = None,
+    lm: LanguageModel, rows: Rows, run: Callable[[list[int], Tensor, Tensor], None]
 ) -> None:
-    device = lm.model.device.type
-    batches = batches or MicroBatches(lm.config.tokens_per_forward)
-    with reading(lm.model, device, compiled=lm.config.compile):
-        batches.run(
+    with reading(lm.model, lm.model.device.type, compiled=lm.config.compile):
+        lm.in_batches(
             [len(row) for row in rows],
-            device,
             lambda cases: run(cases, *lm.pad([rows[case] for case in cases])),
         )
 
@@ -139,62 +128,73 @@ def last_activations(
     lm: LanguageModel,
     rows: Rows,
     hook_points: Sequence[HookPoint],
-    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    context: RowsContext | None = None,
 ) -> dict[HookPoint, Tensor]:
     """Return the activations at each text's last position, ``(n_texts, width)`` on the CPU."""
     activations: dict[HookPoint, Tensor] = {}
 
     def record(forward: Forward) -> None:
-        last, which = forward.last.cpu(), torch.arange(len(forward.cases))
+        numbers = torch.arange(len(forward.cases))
         for at in hook_points:
-            x = forward.at[at][which, last].cpu()  # a layer may be on another device
+            x = forward.at[at][numbers, forward.last.cpu()].cpu()  # a layer's device may differ
             activations.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
     run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False, context=context)
     return activations
 
 
+def text_losses(lm: LanguageModel, rows: Rows, context: RowsContext | None = None) -> list[Tensor]:
+    """Return the loss of each token but the first of texts, in nats; see `run_with_hooks`."""
+    losses = [torch.empty(0, dtype=torch.float64)] * len(rows)
+
+    def record(forward: Forward) -> None:
+        of_texts = next_token_losses(forward.logits, forward.ids, forward.mask)
+        for case, of_text, has_next in zip(
+            forward.cases, of_texts, forward.mask[:, 1:], strict=True
+        ):
+            losses[case] = of_text[has_next].cpu()
+
+    run_with_hooks(lm, rows, record, context=context)
+    return losses
+
+
 class BlockActivations:
     """Activations of the counted tokens of texts; those of a block are read once for all steps."""
 
     def __init__(self, lm: LanguageModel, hook_points: Sequence[HookPoint]) -> None:
-        self._lm, self._hook_points = lm, hook_points
-        self._batches = MicroBatches(lm.config.tokens_per_forward)
+        self._lm = lm
+        self._hook_points = hook_points
         self._block: int | None = None
         self.block = torch.empty(0)
         """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
 
     def read(self, batch: TokenStep | TokenRows) -> Tensor:
         """Return the activations of a batch's tokens in their order, as `block`."""
-        texts, block = (batch, None) if isinstance(batch, TokenRows) else (batch.texts, batch.block)
-        if block is None or block != self._block:
+        if isinstance(batch, TokenRows):
+            self._block = None
+            self.block = self._read(batch)
+            return self.block
+        if batch.block != self._block:
             self.block = torch.empty(0)  # frees the last block's memory first
-            self.block = self._read(texts)
-        self._block = block
-        return self.block if isinstance(batch, TokenRows) else self.block[:, batch.positions]
+            self.block = self._read(batch.texts)
+            self._block = batch.block
+        return self.block[:, batch.positions]
 
     def _read(self, texts: TokenRows) -> Tensor:
-        model, hook_points = self._lm.model, self._hook_points
+        model = self._lm.model
         counted = texts.counted.cpu()
         slots = counted.flatten().cumsum(0).view_as(counted) - 1
-        shape = (len(hook_points), int(counted.sum()), width_of(model))
+        shape = (len(self._hook_points), int(counted.sum()), width_of(model))
         out = torch.empty(shape, dtype=model.dtype, device=model.device)
 
         def write(forward: Forward) -> None:
             longest = forward.ids.shape[1]
             mask = counted[forward.cases, :longest]
             slot = slots[forward.cases, :longest][mask].to(out.device)
-            for i, hook_point in enumerate(hook_points):
+            for i, hook_point in enumerate(self._hook_points):
                 out[i, slot] = forward.at[hook_point][mask.to(out.device)].to(out)
 
-        run_with_hooks(
-            self._lm,
-            rows_of(texts),
-            write,
-            hook_points=hook_points,
-            logits=False,
-            batches=self._batches,
-        )
+        run_with_hooks(self._lm, rows_of(texts), write, hook_points=self._hook_points, logits=False)
         return out
 
 
@@ -220,7 +220,7 @@ def remove_features(saes: SAEs, features: Iterable[Feature]) -> dict[HookPoint, 
     """Remove distinct features wherever they are active."""
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
-        check_feature(feature, at_hook_point(saes, feature.hook_point).n_features)
+        sae_of(feature, saes)
         indices.setdefault(feature.hook_point, []).append(feature.index)
 
     def remove(sae: SparseAutoencoder, index: list[int], x: Tensor) -> Tensor:
@@ -233,8 +233,7 @@ def add_features(saes: SAEs, amounts: Mapping[Feature, float]) -> dict[HookPoint
     """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
-        sae = at_hook_point(saes, feature.hook_point)
-        check_feature(feature, sae.n_features)
+        sae = sae_of(feature, saes)
         row = sae.decoder.detach()[feature.index] * (amount / sae.input_scale)
         added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 
@@ -252,7 +251,9 @@ def score_texts(
 
     Activations are read and replaced at the counted tokens: by their reconstruction, and by zeros.
     """
-    ids, mask, counted = texts.input_ids, texts.attention_mask, texts.counted
+    ids = texts.input_ids
+    mask = texts.attention_mask
+    counted = texts.counted
 
     def loss() -> Tensor:
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits

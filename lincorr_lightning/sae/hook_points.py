@@ -1,9 +1,8 @@
 """Hook points of a transformer: where SAEs read and write, and the features of an SAE there."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar, get_args
+from typing import Literal, Self, get_args
 
 from lincorr_lightning.errors import SparseAutoencoderError
 
@@ -15,7 +14,6 @@ KIND_NAMES: dict[HookKind, str] = {
     "attention_out": "attention",
 }
 """Names of the kinds on figures and screens."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
@@ -76,22 +74,3 @@ class Feature:
                 "layer and index, such as residual.1.37."
             )
         return cls(hook_point, int(index))
-
-
-def check_feature(feature: Feature, n_features: int) -> None:
-    """Refuse a feature that the SAE, of `n_features`, does not have."""
-    if not 0 <= feature.index < n_features:  # a negative one would count from the end
-        raise SparseAutoencoderError(
-            f"the SAE at {feature.hook_point} has no feature {feature.index}; it has {n_features}, "
-            f"counted from 0 to {n_features - 1}."
-        )
-
-
-def at_hook_point(parts: Mapping[HookPoint, T], hook_point: HookPoint) -> T:
-    """Return what belongs to a hook point, such as its SAE."""
-    if hook_point not in parts:
-        raise SparseAutoencoderError(
-            f"there is no SAE for the {hook_point}; there are for {', '.join(map(str, parts))}. "
-            "Load one, or take one of these hook points."
-        )
-    return parts[hook_point]

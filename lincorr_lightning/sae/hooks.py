@@ -6,6 +6,7 @@ modules of a layer are taken that add up on a probe (stream after the layer = st
 both outputs); the one with attention in its name is that.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -20,12 +21,10 @@ from lincorr_lightning.lm.finder import layers_of, number_in_config
 from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
-_ATTENTION = ("attn", "attention")
 _N_PROBE_TOKENS = 4
-# Relative to what a layer adds, and to the stream in units of its rounding.
-_TOLERANCE, _PROJECTION_TOLERANCE = 0.02, 1e-4
-_ROUNDINGS = 4.0
-# Attribute of a model: names of the modules (not these) of MLP and attention output in each layer.
+_TOLERANCE = 0.02  # relative to what a layer adds
+_ROUNDINGS = 4.0  # tolerance in units of the stream's rounding
+# Attribute of a model: names of the modules of MLP and attention output in each layer.
 _OUTPUTS = "_sae_outputs"
 
 
@@ -80,12 +79,26 @@ def edited(
         """Note the number of rows: OPT passes all tokens to its MLP in one row."""
         shape[0] = len(_stream_into(args, kwargs))
 
+    def replace(hook_point: HookPoint, module: nn.Module, args: Any, output: Any) -> Any:
+        tensor = _tensor_in(output)
+        activations = tensor if tensor.dim() == 3 else tensor.view(shape)
+        new = interventions[hook_point](activations)
+        if new is None:
+            return None
+        if new.shape != activations.shape:
+            raise SparseAutoencoderError(
+                f"the intervention at {hook_point} turned activations of shape "
+                f"{tuple(activations.shape)} into {tuple(new.shape)}. Return the same shape."
+            )
+        new = new.to(tensor).view(tensor.shape)
+        return new if isinstance(output, Tensor) else (new, *output[1:])
+
     with ExitStack() as stack:
-        for hook_point, function in interventions.items():
-            module, layer = module_at(model, hook_point), layer_of(model, hook_point)
+        for at in interventions:
+            layer = layer_of(model, at)
             stack.enter_context(layer.register_forward_pre_hook(count_rows, with_kwargs=True))
-            hook = partial(_replace_output, hook_point, function, shape)
-            stack.enter_context(module.register_forward_hook(hook))
+            hook = partial(replace, at)
+            stack.enter_context(module_at(model, at).register_forward_hook(hook))
         yield
 
 
@@ -138,27 +151,6 @@ def stop_before(
     return call
 
 
-def _replace_output(
-    hook_point: HookPoint,
-    function: Callable[[Tensor], Tensor | None],
-    shape: list[int],
-    module: nn.Module,
-    args: Any,
-    output: Any,
-) -> Any:
-    tensor = _tensor_in(output)
-    whole = tensor if tensor.dim() == 3 else tensor.view(shape)
-    if (new := function(whole)) is None:
-        return None
-    if new.shape != whole.shape:
-        raise SparseAutoencoderError(
-            f"the intervention at {hook_point} turned activations of shape {tuple(whole.shape)} "
-            f"into {tuple(new.shape)}. Return the same shape."
-        )
-    new = new.to(tensor).view(tensor.shape)
-    return new if isinstance(output, Tensor) else (new, *output[1:])
-
-
 def _tensor_in(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
@@ -184,7 +176,7 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
     if hook_point.kind == "residual":
         return layer
     if not hasattr(model, _OUTPUTS):
-        setattr(model, _OUTPUTS, _find_outputs(model, layers_of(model)))
+        setattr(model, _OUTPUTS, _find_outputs(model))
     name = getattr(model, _OUTPUTS)[hook_point.layer].get(hook_point.kind)
     if name is None:
         inside = ", ".join(name for name, _ in layer.named_children())
@@ -197,116 +189,95 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
 
 
 @torch.no_grad()
-def run_probe(model: nn.Module) -> None:
-    """Run an LM over a few tokens in eval mode and its own precision, to trigger its hooks."""
-    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
-    with reading(model, ids.device.type):
-        model(input_ids=ids, use_cache=False)
-
-
-def is_output_of(model: nn.Module, name: str, hook_point: HookPoint) -> bool:
-    """Return whether a module, by its path in the layer, gives the activations of a hook point."""
-    outputs: list[Tensor] = []
+def _run_probe(model: nn.Module, modules: Iterable[nn.Module]) -> list[tuple[nn.Module, Tensor]]:
+    """Run an LM over a few tokens, and return what some modules give, in the order of the calls."""
+    calls: list[tuple[nn.Module, Tensor]] = []
 
     def record(module: nn.Module, args: Any, output: Any) -> None:
-        outputs.append(_tensor_in(output).flatten().clone())
+        tensor = _tensor_in(output)
+        if isinstance(tensor, Tensor):
+            calls.append((module, tensor.clone()))
 
-    module = dict(layer_of(model, hook_point).named_modules()).get(name, nn.Identity())
-    with module.register_forward_hook(record), captured(model, [hook_point]) as read:
-        run_probe(model)
-    return bool(outputs) and torch.equal(outputs[-1], read[hook_point].flatten())
+    embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+    ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(record))
+        with reading(model, ids.device.type):
+            model(input_ids=ids, use_cache=False)
+    return calls
 
 
-@torch.no_grad()
-def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind, str]]:
-    streams: list[dict[str, Tensor]] = [{} for _ in layers]
-    calls: list[list[tuple[str, Tensor]]] = [[] for _ in layers]
+def modules_giving(model: nn.Module, hook_point: HookPoint) -> dict[str, nn.Module]:
+    """Return the modules that give the activations of a hook point, by their path in the layer."""
+    names = {module: name for name, module in layer_of(model, hook_point).named_modules()}
+    with captured(model, [hook_point]) as activations:
+        calls = _run_probe(model, names)
+    added = activations[hook_point].flatten()
+    return {names[module]: module for module, x in calls if torch.equal(x.flatten(), added)}
 
-    def enter(i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        streams[i]["before"] = _stream_into(args, kwargs).clone()
 
-    def leave(i: int, module: nn.Module, args: Any, output: Any) -> None:
-        streams[i]["after"] = _tensor_in(output)
+def _find_outputs(model: nn.Module) -> list[dict[HookKind, str]]:
+    layers = layers_of(model)
+    before: dict[nn.Module, Tensor] = {}
 
-    def record(i: int, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        wrote = _tensor_in(output)
-        if isinstance(wrote, Tensor):
-            calls[i].append((name, wrote.clone()))
+    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        before[layer] = _stream_into(args, kwargs).clone()
 
     with ExitStack() as stack:
-        for i, layer in enumerate(layers):
-            hook = layer.register_forward_pre_hook(partial(enter, i), with_kwargs=True)
-            stack.enter_context(hook)
-            stack.enter_context(layer.register_forward_hook(partial(leave, i)))
-            for name, child in layer.named_children():
-                stack.enter_context(child.register_forward_hook(partial(record, i, name)))
-        run_probe(model)
-    return [_outputs_of(*parts) for parts in zip(layers, streams, calls, strict=True)]
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        calls = _run_probe(model, [part for layer in layers for part in (layer, *layer.children())])
+    # A layer may never be called.
+    return [_outputs_of(each, before[each], calls) if each in before else {} for each in layers]
 
 
 def _outputs_of(
-    layer: nn.Module, streams: Mapping[str, Tensor], calls: Sequence[tuple[str, Tensor]]
+    layer: nn.Module, before: Tensor, calls: Sequence[tuple[nn.Module, Tensor]]
 ) -> dict[HookKind, str]:
     """Return the two modules whose outputs the layer adds, or none if no two add up."""
-    if not streams:  # it was not called
+    output = next(x for module, x in calls if module is layer)
+    rounding = torch.finfo(output.dtype).eps * _ROUNDINGS
+    after = output.float()
+    children = {child: name for name, child in layer.named_children()}
+    names = [children[module] for module, _ in calls if module in children]
+    titles = {name: f"{name} {type(layer.get_submodule(name)).__name__}" for name in names}
+    attentions = {name for name in names if re.search("attn|attention", titles[name].lower())}
+    if not attentions:
         return {}
-    before, after = streams["before"].float(), streams["after"].float()
-    rounding = torch.finfo(streams["after"].dtype).eps * _ROUNDINGS
-    names = [name for name, _ in calls]
-    called = {name: f"{name} {type(layer.get_submodule(name)).__name__}".lower() for name in names}
-    attentions = {name for name in called if any(word in called[name] for word in _ATTENTION)}
     outputs = [
-        (name, value.float().view_as(after))
-        for name, value in calls
+        (children[module], x.float().view_as(after))
+        for module, x in calls
         # Phi has one dropout for attention and MLP, which is the output of neither.
-        if names.count(name) == 1 and value.numel() == after.numel()
+        if names.count(children.get(module, "")) == 1 and x.numel() == after.numel()
     ]
-    best: tuple[float, dict[HookKind, str]] = (float("inf"), {})
-    for (one, x), (other, y) in combinations(outputs, 2) if attentions else ():
-        error = float((before + x + y - after).norm())
-        size = float(x.norm() + y.norm())
+    least_error = float("inf")
+    kinds: dict[HookKind, str] = {}
+    for (first, x), (second, y) in combinations(outputs, 2):
+        error = float((before.float() + x + y - after).norm())
+        tolerance = _TOLERANCE * float(x.norm() + y.norm()) + rounding * float(after.norm())
         # Take the last of equals: dropout, for example, is the identity in eval mode only.
-        if error <= min(best[0], _TOLERANCE * size + rounding * float(after.norm())):
+        if error <= min(least_error, tolerance):
+            least_error = error
             # If neither has the name, as norms after both, the attention comes first.
-            attention, mlp = (other, one) if {one, other} & attentions == {other} else (one, other)
-            best = error, {"attention_out": attention, "mlp_out": mlp}
-    return best[1]
+            is_swapped = second in attentions and first not in attentions
+            mlp, attention = (first, second) if is_swapped else (second, first)
+            kinds = {"attention_out": attention, "mlp_out": mlp}
+    return kinds
 
 
 @torch.no_grad()
 def find_projection(model: nn.Module, hook_point: HookPoint) -> tuple[Tensor, Tensor] | None:
     """Find W and b of the map ``y = W z + b`` from the heads of a layer's attention to its output.
 
-    It works for any architecture: each matrix of the layer is tried on its own input. W is
-    ``(width, n_heads * head_size)``, b is ``(width,)``, both float64; None if y is no such map.
+    W is ``(width, n_heads * head_size)``, b is ``(width,)``, both float64; None if no linear module
+    gives the output, as where a norm follows it, an adapter is added or the weights are quantized.
     """
-    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+    from transformers.pytorch_utils import Conv1D
 
-    def record(module: Any, args: Any, output: Any) -> None:
-        del output
-        if args and isinstance(args[0], Tensor):
-            bias = getattr(module, "bias", None)
-            bias = module.weight.new_zeros(()) if bias is None else bias
-            # Copied during the forward pass, when a sharded LM has gathered them.
-            calls.append((args[0], module.weight.detach().clone(), bias.detach().clone()))
-
-    with ExitStack() as stack:
-        for module in layer_of(model, hook_point).modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, Tensor) and weight.dim() == 2:
-                stack.enter_context(module.register_forward_hook(record))
-        at = stack.enter_context(captured(model, [hook_point]))
-        run_probe(model)
-    added = at[hook_point]
-    output = added.double().cpu().flatten(0, -2)
-    tolerance = max(_PROJECTION_TOLERANCE, _ROUNDINGS * torch.finfo(added.dtype).eps)
-    for read, weight, bias in calls:
-        for matrix in (weight, weight.T):  # GPT-2 stores its matrices transposed
-            if matrix.shape != (output.shape[1], read.shape[-1]):
-                continue
-            w, b = matrix.double().cpu(), bias.double().cpu().expand(len(matrix))
-            error = read.double().cpu().flatten(0, -2) @ w.T + b - output
-            if error.norm() <= tolerance * output.norm():
-                return w, b
+    for module in modules_giving(model, hook_point).values():
+        if isinstance(module, (nn.Linear, Conv1D)) and module.weight.is_floating_point():
+            weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+            bias = weight.new_zeros(len(weight)) if module.bias is None else module.bias
+            return weight.double().cpu(), bias.double().cpu()
     return None

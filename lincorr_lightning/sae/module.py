@@ -1,7 +1,7 @@
 """Train sparse autoencoders of an LM's activations, at all its hook points at once."""
 
-import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,23 @@ from torch import Tensor
 
 from lincorr_lightning import study as studies
 from lincorr_lightning.data.texts import TokenRows, TokenStep
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
+from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.sae import stacked
 from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.forwards import BlockActivations, score_texts
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.results import SCORES, sae_results, score_hook_points
+from lincorr_lightning.sae.results import SCORES, HeldOutScores, SAEScore, sae_results
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
+from lincorr_lightning.sae.stacked import (
+    LEARNING_RATE,
+    SAESettings,
+    StackedAutoencoders,
+    StepLosses,
+    learning_rate_factor,
+)
 
 
 class SparseAutoencoders(studies.LMStudy):
@@ -30,7 +35,9 @@ class SparseAutoencoders(studies.LMStudy):
 
     A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
     tokens of some texts. The LM reads a block once; its activations are shuffled over the block's
-    steps and never stored. A resumed run gives the same weights bit for bit on the same processor.
+    steps and never stored. The learning rate of Adam increases linearly over the first 5 % of the
+    steps and decreases linearly to 0 over the last 40 %. A resumed run gives the same weights bit
+    for bit on the same processor.
 
     A validation batch is `TokenRows`: held-out texts score, for each hook point, the explained
     variance, the active and the dead features and the LM's loss with the reconstruction. ``lincorr
@@ -41,10 +48,8 @@ class SparseAutoencoders(studies.LMStudy):
         lm: The LM.
         kinds: Kinds of hook points: residual, mlp_out, attention_out.
         layers: Indices of layers, from 0; None takes all.
-        sae: Size, activation and losses of each SAE.
+        sae: Size of each SAE.
         learning_rate: Peak learning rate of Adam.
-        warmup: Share of the steps with a linearly increasing learning rate.
-        decay: Share of the steps, at the end, with a learning rate that decreases linearly to 0.
         saes: SAEs for ``lincorr validate`` to score instead of a checkpoint's: a folder that holds
             a folder per SAE, or a list of such folders, in any known format.
         seed: Seed of the initial weights.
@@ -62,79 +67,66 @@ class SparseAutoencoders(studies.LMStudy):
         kinds: list[HookKind] = list(KINDS),  # noqa: B006
         layers: list[int] | None = None,
         sae: SAESettings = SAESettings(),
-        learning_rate: float = stacked.LEARNING_RATE,
-        warmup: float = stacked.WARMUP,
-        decay: float = stacked.DECAY,
+        learning_rate: float = LEARNING_RATE,
         saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
-        if not kinds or not set(kinds) <= set(KINDS):
-            raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
         require("model.learning_rate", learning_rate, above=0)
-        require("model.warmup", warmup, at_least=0)
-        require("model.decay", decay, at_least=0)
-        require("model.warmup + model.decay", warmup + decay, at_most=1)
         self.sae = studies.as_settings(SAESettings, sae)
         super().__init__(studies.without_chat(lm))
         self.save_hyperparameters(logger=False)
-        self.kinds, self.layers, self.saes, self.seed = kinds, layers, saes, seed
-        self.learning_rate, self.warmup, self.decay = learning_rate, warmup, decay
+        self.kinds = kinds
+        self.layers = layers
+        self.learning_rate = learning_rate
+        self.saes = saes
+        self.seed = seed
         self.stacked: StackedAutoencoders | None = None
-        self.given: dict[HookPoint, SparseAutoencoder] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
+        self.scores: HeldOutScores | None = None
         self.n_tokens = 0
         """Number of tokens that this rank trained on."""
-        self._reconstruction: Reconstruction | None = None
+        self._loaded: dict[HookPoint, SparseAutoencoder] = {}
         self._reader: BlockActivations | None = None
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        if stage != "fit":
-            return
-        if self.saes is not None:
-            raise ConfigError(
-                "model.saes names SAEs to score, not to train. Run `lincorr validate`, or set null."
-            )
-        studies.require_one_epoch(self.trainer, "data.n_tokens")
+        if stage == "fit":
+            studies.require_one_epoch(self.trainer, "data.n_tokens")
 
     def prepare_lm(self) -> None:
-        if self.saes is None:
-            model = self.lm.model
-            hook_points = find_hook_points(model, self.kinds, self.layers)
-            self.stacked = StackedAutoencoders(hook_points, width_of(model), self.sae, self.seed)
+        if self.saes is not None:
+            self._loaded = dict(sorted(load_saes(self.saes, self.lm).items()))
+            check_fit(self._loaded.values(), self.lm)
             return
-        self.given = dict(sorted(load_saes(self.saes, self.lm).items()))
-        check_fit(self.given.values(), self.lm)
+        hook_points = find_hook_points(self.lm.model, self.kinds, self.layers)
+        width = width_of(self.lm.model)
+        self.stacked = StackedAutoencoders(hook_points, width, self.sae, self.seed)
 
     @property
     def _trained(self) -> StackedAutoencoders:
-        assert self.stacked is not None, "there is nothing to train"
+        if self.stacked is None:
+            raise ConfigError(
+                "model.saes names SAEs to score, not to train. Run `lincorr validate`, or set null."
+            )
         return self.stacked
-
-    @property
-    def _sizes(self) -> dict[HookPoint, int]:
-        if self.stacked is not None:
-            return dict.fromkeys(self.stacked.hook_points, self.sae.n_features)
-        return {hook_point: sae.n_features for hook_point, sae in self.given.items()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return Adam; `on_train_batch_start` sets its learning rate."""
         return torch.optim.Adam(self._trained.parameters(), lr=self.learning_rate)
 
     def on_train_start(self) -> None:
-        n_steps, max_steps = float(self.trainer.num_training_batches), self.trainer.max_steps
-        self._n_steps = n_steps if max_steps < 1 else min(n_steps, max_steps)
-        if math.isinf(self._n_steps):
+        self._n_steps = self.trainer.estimated_stepping_batches
+        if self._n_steps < 1:
             raise ConfigError("the training DataLoader has no length. Set trainer.max_steps.")
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
         """Set the learning rate, and read the activations of a new block."""
-        step, saes = self.trainer.global_step, self._trained
+        step = self.trainer.global_step
         # A scheduler would be a step off after a resume in the middle of the epoch.
-        factor = stacked.learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.learning_rate * factor
+            group["lr"] = self.learning_rate * learning_rate_factor(step, self._n_steps)
         studies.require_batch(self, batch, TokenRows, TokenStep)
+        saes = self._trained
         if self._reader is None:
             self._reader = BlockActivations(self.lm, saes.hook_points)
         self._activations = self._reader.read(batch)
@@ -144,32 +136,31 @@ class SparseAutoencoders(studies.LMStudy):
                 tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
     def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
-        del batch, batch_idx
         self.n_tokens += self._activations.shape[1]
         losses: StepLosses = self._trained(self._activations)
-        active, least = losses.active, losses.least
+        n_active = losses.n_active
+        least = losses.least
         if self.trainer.world_size > 1:
             # All ranks keep the same counts, whichever rank saw a feature.
-            active = self.trainer.strategy.reduce(active.clone(), reduce_op="sum")
+            n_active = self.trainer.strategy.reduce(n_active.clone(), reduce_op="sum")
             least = self.trainer.strategy.reduce(least.clone(), reduce_op="mean")
-        self._trained.remember(active, least)
+        self._trained.remember(n_active, least)
         if self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log_step(losses)
         return losses.total
 
     def _log_step(self, losses: StepLosses) -> None:
         saes = self._trained
-        saes.check_finite(
-            losses,
-            f"This is step {self.global_step}. Lower model.learning_rate; in step 0 it is the LM's "
-            "activations: set model.lm.dtype to float32.",
-        )
-        dead = (saes.idle >= saes.settings.dead_after_steps).double().mean(1)
-        curves = {"explained_variance": 1 - losses.unexplained, "dead": dead}
-        if saes.settings.activation == "relu":
-            curves["l0"] = losses.l0  # k for the other activations
-        elif saes.settings.activation == "batchtopk":
-            curves["threshold"] = saes.threshold
+        if not losses.unexplained.isfinite().all():
+            raise NonFiniteError(
+                f"the loss of an SAE is NaN or infinite in step {self.global_step}. Lower "
+                "model.learning_rate, or set model.lm.dtype to float32."
+            )
+        curves = {
+            "explained_variance": 1 - losses.unexplained,
+            "dead": (saes.idle >= saes.settings.dead_after_steps).double().mean(1),
+            "threshold": saes.threshold,
+        }
         for name, values in curves.items():
             for hook_point, value in zip(saes.hook_points, values.tolist(), strict=True):
                 tag = f"{name}/{hook_point.id}"
@@ -193,40 +184,37 @@ class SparseAutoencoders(studies.LMStudy):
 
     def on_validation_epoch_start(self) -> None:
         if self.stacked is None:
-            self._scored = {at: sae.to(self.device) for at, sae in self.given.items()}
+            self._scored = {at: sae.to(self.device) for at, sae in self._loaded.items()}
+        elif self.trainer.state.fn == "validate" and not int(self.stacked.n_averaged):
+            raise ConfigError(
+                "there are no trained SAEs to score. Pass --ckpt_path, or --model.saes FOLDER."
+            )
         else:
-            if self.trainer.state.fn == "validate" and not int(self.stacked.n_averaged):
-                raise ConfigError(
-                    "there are no trained SAEs to score. Pass --ckpt_path, or --model.saes FOLDER."
-                )
             self._scored = self.trained()
-        n, width, largest = len(self._sizes), width_of(self.lm.model), max(self._sizes.values())
-        self._quality = ReconstructionQuality(n, width, largest).to(self.device)
+        most = max(sae.n_features for sae in self._scored.values())
+        quality = ReconstructionQuality(len(self._scored), width_of(self.lm.model), most)
+        self._quality = quality.to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
         """Reconstruct held-out activations, and compute the LM's loss with them."""
-        del batch_idx
         studies.require_batch(self, batch, TokenRows)
         score_texts(self.lm.model, self._scored, batch, self._quality)
 
     def on_validation_epoch_end(self) -> None:
-        self._reconstruction = self._quality.gather()
-        for score in score_hook_points(self._sizes, self._reconstruction):
+        self.scores = HeldOutScores.of(self._scored, self._quality.gather())
+        for score in self.scores.hook_points:
             for name in SCORES:
                 if (value := getattr(score, name)) is not None:
                     self.log(f"val/{name}/{score.hook_point}", value)
 
     def build_results(self) -> Results:
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
-        return sae_results(
-            self._sizes,
-            self._reconstruction,
-            self.history,
-            lm_name=self.lm.config.name_or_path,
-            n_steps=self.trainer.global_step,
-            n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
-            seconds=self.seconds,
-        )
+        values = {
+            "n_steps": self.trainer.global_step,
+            "n_tokens": int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
+            "seconds": self.seconds,
+        }
+        return sae_results(self.scores, self.history, self.lm.config.name_or_path, values)
 
     def write_artifacts(self, folder: Path) -> None:
         if self.trainer.state.fn == "fit":
@@ -236,18 +224,19 @@ class SparseAutoencoders(studies.LMStudy):
         return {
             "history": {tag: list(points) for tag, points in self.history.items()},
             "n_tokens": self.n_tokens,
-            "reconstruction": self._reconstruction and self._reconstruction._asdict(),
+            "scores": self.scores and asdict(self.scores),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other SAEs, also where they are only scored."""
         super().on_load_checkpoint(checkpoint)
-        own = {name: self.hparams[name] for name in ("sae", "kinds", "layers")}
-        studies.require_same(checkpoint["hyper_parameters"], own, "model.")
+        settings = {name: self.hparams[name] for name in ("sae", "kinds", "layers")}
+        studies.require_same(checkpoint["hyper_parameters"], settings, "model.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
         history = state["history"].items()
         self.history = {tag: [tuple(point) for point in points] for tag, points in history}
         self.n_tokens = state["n_tokens"]
-        if state["reconstruction"]:
-            self._reconstruction = Reconstruction(**state["reconstruction"])
+        if scores := state["scores"]:
+            hook_points = [SAEScore(**score) for score in scores["hook_points"]]
+            self.scores = HeldOutScores(**{**scores, "hook_points": hook_points})

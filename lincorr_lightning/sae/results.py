@@ -3,28 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.plots import BLUE, GREEN, ORANGE, History, curves
+from lincorr_lightning.results.plots import BLUE, GREEN, ORANGE, History, curves, training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, column, make_frame, number, short_name
-from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind, HookPoint
+from lincorr_lightning.results.table import Table, column, number, short_name
+from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind
+from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
+SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
 _COLOURS = dict(zip(KIND_NAMES.values(), (BLUE, ORANGE, GREEN), strict=True))
-_TITLES = {
-    "explained_variance": "explained variance",
-    "loss_recovered": "loss recovered (0: zeros, 1: unchanged)",
-    "l0": "active features per token",
-    "dead": "dead features (active at no token)",
-}
-SCORES = tuple(_TITLES)
 
 
 @dataclass(frozen=True)
@@ -49,119 +40,88 @@ class SAEScore:
     loss_ablated: float = column(format=".3f")
 
 
-def score_hook_points(sizes: Mapping[HookPoint, int], scored: Reconstruction) -> list[SAEScore]:
-    """Return the scores of each SAE; `sizes` are their numbers of features."""
-    recovered = scored.loss_recovered
-    return [
-        SAEScore(
-            at.id,
-            at.kind,
-            at.layer,
-            size,
-            number(float(scored.explained_variance[i])),
-            float(scored.l0[i]),
-            float((scored.frequency[i, :size] == 0).double().mean()),
-            number(float(recovered[i])),
-            float(scored.spliced[i]),
-            float(scored.ablated[i]),
-        )
-        for i, (at, size) in enumerate(sizes.items())
-    ]
+@dataclass(frozen=True)
+class HeldOutScores:
+    """Scores of all SAEs, and the loss of the unchanged LM per token, in nats."""
+
+    n_held_out_tokens: int
+    loss_clean: float
+    hook_points: list[SAEScore]
+
+    @classmethod
+    def of(cls, saes: SAEs, scored: Reconstruction) -> "HeldOutScores":
+        """Return the scores of SAEs, in the order of the `Reconstruction`."""
+        scores = [
+            SAEScore(
+                hook_point=at.id,
+                kind=at.kind,
+                layer=at.layer,
+                n_features=sae.n_features,
+                explained_variance=number(float(scored.explained_variance[i])),
+                l0=float(scored.l0[i]),
+                dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
+                loss_recovered=number(float(scored.loss_recovered[i])),
+                loss_spliced=float(scored.spliced[i]),
+                loss_ablated=float(scored.ablated[i]),
+            )
+            for i, (at, sae) in enumerate(saes.items())
+        ]
+        return cls(scored.n_tokens, scored.clean, scores)
 
 
 def sae_results(
-    sizes: Mapping[HookPoint, int],
-    scored: Reconstruction | None,
-    history: History,
-    *,
-    lm_name: str,
-    n_steps: int,
-    n_tokens: int,
-    seconds: float | None,
+    scores: HeldOutScores | None, history: History, lm_name: str, values: Mapping[str, Any]
 ) -> Results:
-    """Return the results of a run, whose SAEs have these numbers of features.
+    """Return the results of a run.
 
-    Without held-out texts `scored` is None; without training, the history, (step, value) pairs by
-    tag, is empty and `seconds` is None.
+    Args:
+        scores: Scores on held-out texts; None without them.
+        history: Training curves, (step, value) pairs by tag; empty without training.
+        lm_name: Name of the LM.
+        values: Further values of ``results.json``, on the length of the training.
     """
-    values, tables, figures = dict[str, Any](), list[Table](), list[Figure]()
     name = short_name(lm_name)
-    if scored is not None:
-        scores = score_hook_points(sizes, scored)
+    tables = []
+    figures = []
+    if scores is not None:
         table = Table.of(
             "hook_points",
-            scores,
+            scores.hook_points,
             SAEScore,
-            f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
-            f"The LM's loss is {scored.clean:.3f} nats per token; spliced and ablated are its loss "
-            "with the activations replaced by their reconstruction and by zeros, and loss "
+            f"Scores of each SAE on {scores.n_held_out_tokens:,} held-out tokens.",
+            f"The LM's loss is {scores.loss_clean:.3f} nats per token; spliced and ablated are its "
+            "loss with the activations replaced by their reconstruction and by zeros, and loss "
             "recovered is (ablated - spliced) / (ablated - clean).",
-            True,
+            headline=True,
         )
-        tables = [table]
         means = table.frame[list(SCORES)].astype(float).mean()
-        values = {
-            "n_held_out_tokens": scored.n_tokens,
-            "loss_clean": scored.clean,
-            "mean": {what: number(means[what]) for what in SCORES},
-            "hook_points": [asdict(score) for score in scores],
-        }
-        n, *others = set(sizes.values())
-        size = "of several sizes" if others else f"{n:,} features each"
-        subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
-        draw = partial(quality_figure, table.frame, subtitle)
-        figures = [Figure("quality", "Scores of the SAEs on held-out texts by layer.", draw)]
+        values = {**asdict(scores), "mean": {key: number(means[key]) for key in SCORES}, **values}
+        tables.append(table)
+        caption = "Scores of the SAEs on held-out texts by layer."
+        figures.append(Figure("quality", caption, partial(quality_figure, table, name)))
     if history:
-        figures += [Figure("training", "Training curves.", partial(training_figure, history, name))]
-    values |= {"n_steps": n_steps, "n_tokens": n_tokens, "seconds": seconds}
+        draw = partial(training_curves, history, f"Training of {name}'s SAEs")
+        figures.append(Figure("training", "Training curves.", draw))
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
 
 
-def quality_figure(scores: "DataFrame", subtitle: str) -> Drawing:
+def quality_figure(table: Table, lm: str) -> Drawing:
     """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
-    points = scores.melt(["kind", "layer"], list(_TITLES), "score")
-    points = points.assign(
-        value=points["value"].astype(float),
-        kind=points["kind"].map(KIND_NAMES),
-        score=points["score"].map(_TITLES),
-    )
-
-    def limit(axes: Axes, score: str, rows: "DataFrame") -> None:
-        low, high = rows["value"].min(), rows["value"].max()
-        whole = score != _TITLES["l0"]
-        axes.set_ylim(min(0.0, low) - 0.02, max(1.02, 1.02 * high) if whole else 1.15 * high)
-
+    points = table.frame.melt(["kind", "layer"], list(SCORES), "score")
     return curves(
-        points,
+        points.assign(
+            value=points["value"].astype(float),
+            kind=points["kind"].map(KIND_NAMES),
+            score=points["score"].map(dict(zip(table.keys, table.titles, strict=True))),
+        ),
         "layer",
         "value",
         "kind",
         "score",
-        title="Sparse autoencoders by layer",
-        subtitle=subtitle,
+        title=f"Sparse autoencoders of {lm} by layer",
+        subtitle=table.caption.rstrip("."),
         colours=_COLOURS,
         labels=("layer", ""),
         per_row=2,
-        each=limit,
-    )
-
-
-def training_figure(history: History, lm: str) -> Drawing:
-    """Draw the training curves: a panel per curve and kind of hook point, a line per layer."""
-    rows = []
-    for tag, points in history.items():
-        what, _, name = tag.partition("/")
-        hook_point = HookPoint.named(name)
-        assert hook_point is not None, name
-        panel = f"{what}, {KIND_NAMES[hook_point.kind]}".replace("_", " ")
-        rows += [(panel, f"layer {hook_point.layer}", step, value) for step, value in points]
-    frame = make_frame(rows, ["panel", "layer", "step", "value"])
-    return curves(
-        frame.sort_values("panel", kind="stable"),
-        "step",
-        "value",
-        "layer",
-        "panel",
-        title=f"Training of {lm}'s SAEs",
-        labels=("step", ""),
+        each=lambda axes, *_: axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0])),
     )

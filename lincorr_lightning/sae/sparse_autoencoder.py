@@ -1,23 +1,20 @@
 """A sparse autoencoder and its folder on disk."""
 
-import importlib.metadata
 import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, NoReturn, get_args
-from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, write_json
-from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.version import __version__
 
 Activation = Literal["relu", "jumprelu", "topk", "batchtopk"]
@@ -40,7 +37,6 @@ _ARGUMENTS = (
     *_SETTINGS,
 )
 _WAY_OUT = "Copy or download the SAE again, or pass another folder."
-_MAX_COMPRESSION = 1032  # of zip's deflate
 
 read_config = partial(read_json, error=SparseAutoencoderError, way_out=_WAY_OUT)
 """Read a JSON object."""
@@ -102,7 +98,10 @@ class SparseAutoencoder(nn.Module):
         lm: str | None = None,
     ) -> None:
         super().__init__()
-        self.hook_point, self.activation, self.k, self.lm = hook_point, activation, k, lm
+        self.hook_point = hook_point
+        self.activation = activation
+        self.k = k
+        self.lm = lm
         self.input_scale = float(input_scale)
         self.subtract_decoder_bias = bool(subtract_decoder_bias)
         self.encoder = nn.Parameter(encoder)
@@ -116,35 +115,30 @@ class SparseAutoencoder(nn.Module):
         self._check()
 
     def _check(self) -> None:
-        def fail(reason: str) -> NoReturn:
-            raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}.")
+        """Refuse parts that do not belong together, or would give wrong numbers."""
 
-        if self.activation not in ACTIVATIONS:
-            fail(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
+        def require(holds: bool, reason: str) -> None:
+            if not holds:
+                way_out = "Pass another SAE, or train it in float32."
+                raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}. {way_out}")
+
         n, width = self.decoder.shape
-        shapes = {
-            "decoder": (n, width),
-            "encoder": (n, width),
-            "encoder_bias": (n,),
-            "decoder_bias": (width,),
-            "threshold": (n,),
-            "score_scale": (n,),
-        }
-        for name, shape in shapes.items():
-            tensor = getattr(self, name)
-            if tensor is not None and (found := tuple(tensor.shape)) != shape:
-                fail(f"{name} has the shape {found}; the decoder {(n, width)} requires {shape}")
-            if tensor is not None and not tensor.isfinite().all():
-                fail(f"{name} holds NaN or infinite numbers")
-        if (self.threshold is not None) != (self.activation in _THRESHOLDED):
-            given = "has" if self.threshold is not None else "needs"
-            fail(f"{self.activation} {given} a threshold; only {' and '.join(_THRESHOLDED)} do")
-        if self.score_scale is not None and self.activation != "topk":
-            fail(f"{self.activation} chooses by a threshold, so that it takes no score_scale")
-        if self.activation == "topk" and not (isinstance(self.k, int) and 1 <= self.k <= n):
-            fail(f"topk needs a k from 1 to its {n} features, not {self.k}")
-        if not (math.isfinite(self.input_scale) and self.input_scale > 0):
-            fail(f"input_scale is {self.input_scale}; it must be a number above 0")
+        for name, tensor in self.state_dict().items():
+            shape = {"encoder": (n, width), "decoder": (n, width), "decoder_bias": (width,)}
+            expected = shape.get(name, (n,))
+            reason = f"{name} has the shape {tuple(tensor.shape)}, and the decoder {(n, width)}"
+            require(tensor.shape == expected, reason)
+            require(bool(tensor.isfinite().all()), f"{name} holds NaN or infinite numbers")
+        require(
+            self.activation in ACTIVATIONS
+            and (self.threshold is not None) == (self.activation in _THRESHOLDED),
+            f"its activation is {self.activation!r}; there are {', '.join(ACTIVATIONS)}, of which "
+            f"{' and '.join(_THRESHOLDED)} have a threshold",
+        )
+        is_number = self.activation != "topk" or (isinstance(self.k, int) and 1 <= self.k <= n)
+        require(is_number, f"topk needs a k from 1 to its {n} features, not {self.k}")
+        is_scale = math.isfinite(self.input_scale) and self.input_scale > 0
+        require(is_scale, f"input_scale is {self.input_scale}; it must be a number above 0")
 
     @property
     def n_features(self) -> int:
@@ -161,11 +155,6 @@ class SparseAutoencoder(nn.Module):
 
         They are in the SAE's precision and on its device.
         """
-        if x.shape[-1] != self.width:
-            raise SparseAutoencoderError(
-                f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
-                f"{x.shape[-1]}. Pass those of {self.hook_point} of the LM it was trained on."
-            )
         x = x.to(self.encoder) * self.input_scale
         if self.subtract_decoder_bias:
             x = x - self.decoder_bias
@@ -176,7 +165,8 @@ class SparseAutoencoder(nn.Module):
         if self.activation != "topk":
             return features
         scores = pre_activations if self.score_scale is None else pre_activations * self.score_scale
-        chosen = scores.topk(self.k or 1, dim=-1).indices
+        assert self.k is not None  # as `_check` has seen
+        chosen = scores.topk(self.k, dim=-1).indices
         return torch.zeros_like(features).scatter(-1, chosen, features.gather(-1, chosen))
 
     def decode(self, features: Tensor) -> Tensor:
@@ -203,9 +193,10 @@ class SparseAutoencoder(nn.Module):
             encoder_bias = encoder_bias - encoder @ decoder_bias
         norm = decoder.norm(dim=1)
         norm = torch.where(norm == 0, 1.0, norm)
-        threshold, score_scale = self.threshold, self.score_scale
+        threshold = self.threshold
         if threshold is not None:
             threshold = (threshold.double() * norm).to(threshold)
+        score_scale = self.score_scale
         if self.activation == "topk":  # the norms must not change which features it chooses
             before = 1.0 if score_scale is None else score_scale.double()
             score_scale = (before / norm).to(self.encoder)
@@ -229,14 +220,14 @@ class SparseAutoencoder(nn.Module):
 
         The folder is new or holds only an SAE that this method wrote; it is replaced atomically.
         """
-        tensors = {name: one.detach().cpu().contiguous() for name, one in self.state_dict().items()}
-        torch_version = importlib.metadata.version("torch")
+        state = self.state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         config = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "hook_point": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
             **{name: getattr(self, name) for name in _SETTINGS},
-            "versions": {"lincorr_lightning": __version__, "torch": torch_version},
+            "versions": {"lincorr_lightning": __version__, "torch": torch.__version__},
         }
         with atomic_folder(folder, {CONFIG_FILE, TENSORS_FILE}) as new:
             with atomic_write(new / TENSORS_FILE) as part:
@@ -248,25 +239,36 @@ class SparseAutoencoder(nn.Module):
         """Load an SAE that `save` wrote; `load_sae` also loads other formats."""
         folder = Path(folder)
         config = read_config(folder / CONFIG_FILE)
-        written = config.get("format"), config.get("format_version")
-        if written != (FORMAT, FORMAT_VERSION):
-            fail_to_read(
-                folder / CONFIG_FILE,
-                f"its format is {written[0]!r} of version {written[1]}, and this version of "
-                f"lincorr-lightning ({__version__}) reads {FORMAT!r} of version {FORMAT_VERSION}",
-            )
-        tensors = read_tensors(folder / TENSORS_FILE)
+        written = f"{config.get('format')!r} of version {config.get('format_version')}"
+        readable = f"{FORMAT!r} of version {FORMAT_VERSION}"
+        if written != readable:
+            fail_to_read(folder / CONFIG_FILE, f"it is {written}; this version reads {readable}")
+        tensors: dict[str, Any] = read_tensors(folder / TENSORS_FILE)
         try:
             hook_point = HookPoint(**config["hook_point"])
-            parts: dict[str, Any] = {**tensors, **{name: config[name] for name in _SETTINGS}}
-            return cls(hook_point=hook_point, **parts).eval()
-        except KeyError as error:
-            fail_to_read(folder / CONFIG_FILE, f"it lacks the key {error}")
-        except (TypeError, ValueError) as error:
-            fail_to_read(folder, f"its files contradict each other ({error})")
+            settings = {name: config[name] for name in _SETTINGS}
+            return cls(hook_point=hook_point, **tensors, **settings).eval()
+        except (KeyError, TypeError, ValueError) as error:
+            fail_to_read(folder, f"its files lack what an SAE has, or have more ({error!r})")
 
 
 SAEs = Mapping[HookPoint, SparseAutoencoder]  #: SAEs of an LM by their hook point.
+
+
+def sae_of(feature: Feature, saes: SAEs) -> SparseAutoencoder:
+    """Return the SAE of a feature; refuse a hook point without SAE, and an index that it lacks."""
+    sae = saes.get(feature.hook_point)
+    if sae is None:
+        raise SparseAutoencoderError(
+            f"there is no SAE for the {feature.hook_point}; there are for "
+            f"{', '.join(map(str, saes))}. Load one, or take a feature of these hook points."
+        )
+    if not 0 <= feature.index < sae.n_features:  # a negative one would count from the end
+        raise SparseAutoencoderError(
+            f"the SAE at {feature.hook_point} has no feature {feature.index}; it has "
+            f"{sae.n_features}, counted from 0 to {sae.n_features - 1}."
+        )
+    return sae
 
 
 def fail_to_read(path: Path, reason: str) -> NoReturn:
@@ -276,41 +278,14 @@ def fail_to_read(path: Path, reason: str) -> NoReturn:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors``, ``.npz`` or ``.pt`` file; no code in it is run."""
-    if not path.is_file():
-        fail_to_read(path, "there is no such file")
     try:
         if path.suffix == ".pt":
             return dict(torch.load(path, map_location="cpu", weights_only=True))
-        if path.suffix != ".npz":
-            return load_file(path)
-        with ZipFile(path) as archive:
-            for entry in archive.infolist():
-                _check_size(archive, entry, path.stat().st_size)
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (
-        SafetensorError,
-        OSError,
-        ValueError,
-        EOFError,
-        BadZipFile,
-        TypeError,
-        KeyError,
-        MemoryError,
-        RuntimeError,
-        UnpicklingError,
-    ) as error:
-        reason = str(error).split("\n")[0]
-        if isinstance(error, UnpicklingError):  # torch's message explains how to run them
-            reason = "of other things than tensors"
-        fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({reason})")
-
-
-def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
-    """Refuse an array that is too large for its file, before numpy allocates memory."""
-    form = np.lib.format
-    headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
-    with archive.open(entry) as file:
-        shape, _, dtype = headers[form.read_magic(file)](file)
-    if math.prod(shape) * dtype.itemsize > min(entry.file_size, _MAX_COMPRESSION * file_size):
-        raise ValueError(f"{entry.filename} claims the shape {shape}, for which it is too short")
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        return load_file(path)
+    except UnpicklingError:  # whose message explains how to run the code in a file
+        fail_to_read(path, "it is damaged or holds pickled objects, which are not read")
+    except Exception as error:  # each reader has other errors for a file that is damaged
+        fail_to_read(path, f"it is damaged ({error!r})")

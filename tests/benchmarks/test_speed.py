@@ -1,154 +1,120 @@
-"""The modules that measure time and memory, on sizes that take seconds."""
+"""The modules that measure, and those that make other tables, on sizes that take seconds."""
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.speed import gpu, growth, reading, second_runs, stacked_edits, startup
-from lincorr_lightning import Catalogue, LanguageModel
-
-Rows = Callable[[str], list[list[str]]]
-
-
-def test_stacked_edits(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
-    stacked_edits.main(side_by_side=(1, 4), n_edits=4, steps=2, rank=2, repeats=1)
-    table = rows(capsys.readouterr().out)
-    assert [row[0] for row in table] == ["one at a time, peft", "1 side by side", "4 side by side"]
-    assert all(float(row[4]) < 1e-3 for row in table[1:])
+from benchmarks import common
+from benchmarks.docs_tables import gallery, generalization
+from benchmarks.real_lms import known_weights
+from benchmarks.speed import commands, gpu, growth, reading, stacked_edits
+from lincorr_lightning.results.table import Table
 
 
-def test_growth(rows: Rows, tmp_path: Path) -> None:
-    """Exponents of known laws, and what the runs of a sweep are given."""
-    sizes = {
-        str(n): {
-            "size": n,
-            "seconds": 5 + 3 * n**2,
-            "estimated seconds": 7,
-            "MiB": 400 + 90 * n,
-            "estimated MiB": 8,
-        }
-        for n in (1.0, 2.0, 5.0, 10.0)
-    }
-    table = rows(growth.growth_table({"labels": sizes}))
-    assert [row[:3] for row in table[:2]] == [["labels", "1.0", "8"], ["labels", "2.0", "17"]]
-    assert (table[0][4], table[0][7], table[1][4]) == ("2.00", "1.00", "")
-    (tmp_path / "words.yaml").write_text(growth.knowledge_of(["Paris", "Rome"]), encoding="utf-8")
-    catalogue = Catalogue.load(str(tmp_path / "words.yaml"))
-    for kind in ("first", "second"):
-        assert [answer.text for answer in catalogue[kind].answers] == ["Paris", "Rome"]
-    lm = LanguageModel.from_pretrained(str(growth.stored_lm("15M", tmp_path)))
-    width, layers = growth.SHAPES["15M"]
-    words = 2 * width * len(lm.tokenizer)
-    assert lm.model.num_parameters() == layers * (16 * width**2 + 2 * width) + width + words
-    assert 14e6 < lm.model.num_parameters() < 17e6
+@pytest.fixture(autouse=True)
+def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Results go to a folder, and the documents' tables here."""
+    tables: dict[str, str] = {}
+    for module in (common, generalization, reading, stacked_edits):
+        monkeypatch.setattr(module, "RESULTS", tmp_path, raising=False)
+        monkeypatch.setattr(module, "place_tables", tables.update)
+    return tables
 
 
-@pytest.mark.slow
-def test_commands_that_need_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "RESULT", tmp_path / "startup.json")
-    placed: dict[str, str] = {}
-    monkeypatch.setattr(startup.common, "place_tables", placed.update)
-    monkeypatch.setitem(
-        startup.COMMANDS,
-        "main job",
-        (
-            *startup.COMMANDS["main job"],
-            "--model.knowledge=[city,country]",
-            "--data.n_subjects=60",
-        ),
-    )
-    names = ("lincorr --version", "lincorr weights", "lincorr compare")
-    startup.main(n=1, warm_up=False, only=names)
-    found = json.loads((tmp_path / "startup.json").read_text())
-    assert [*found] == [*names] and "lincorr weights" in placed["startup"]
-    assert all(0 < one["now"]["wall"][0] < 60 for one in found.values())
+def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    return common.read_csv(folder / "speed" / f"{name}.csv").to_dict("records")
+
+
+def test_stacked_edits(tmp_path: Path, placed: dict[str, str]) -> None:
+    stacked_edits.main(side_by_side=(1, 4), n_edits=4, steps=2, repeats=1)
+    alone, *stacked = rows_of(tmp_path, "stacked_edits")
+    assert alone["faster"] == 1 and [row["side_by_side"] for row in stacked] == [1, 4]
+    assert all(row["differs"] < 1e-3 for row in stacked)
+    assert "stacked edits" in placed
+
+
+@pytest.mark.parametrize("shape", ["", "small"])
+def test_reading(tmp_path: Path, small_lm: str, shape: str) -> None:
+    """All ways give the same logits of the labels, and as many prompts as they were given."""
+    lm: dict[str, Any] = {"shape": shape, "dtype": "bfloat16"} if shape else {"lm": small_lm}
+    knowledge = ("city", "country")
+    reading.main(**lm, knowledge=knowledge, n_subjects=40, n_published=6, threads=1)
+    rows = rows_of(tmp_path, "reading")
+    assert [row["prompts"] for row in rows] == [12, 80, 80, 80]
+    assert all(row["differs"] < (0.1 if shape else 1e-4) and row["r"] > 0.999 for row in rows)
+
+
+def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, str]) -> None:
+    sizes = [("1,000", (growth.TWO, "--data.n_subjects=60"))]
+    monkeypatch.setattr(growth, "sweep", lambda *_: iter(sizes))
+    growth.main(only=("subjects",))
+    (row,) = rows_of(tmp_path, "growth")
+    assert 0 < row["seconds"] < 120 and row["estimated_peak"] > 100 and "growth" in placed
+    # Six million tokens through 8.03e9 weights at .45 of 7.9e14 operations a second, on one device.
+    large = list(growth.large({"tokens": 6e6, "statistics": 9216}))
+    assert [row.devices for row in large] == [1, 8, 1, 8, 8, 8, 32]
+    assert large[2].minutes == pytest.approx(4.52, abs=0.01)
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, str]) -> None:
+    short = {"repeats": 2, "commands": {"version": "lincorr --version", "python": "python -c ''"}}
+    monkeypatch.setitem(commands.GROUPS, "startup", short)
+    commands.main(only=("startup",))
+    assert [row["command"] for row in rows_of(tmp_path, "commands")] == ["version", "python"]
+    assert set(placed) == {"startup", "studies", "second runs"}
 
 
 def test_the_process_that_measures_is_small() -> None:
     """The peak memory of a process is never below that of the one that starts it."""
-    code = "import sys, benchmarks.speed.startup; print(*sys.modules)"
+    code = "import sys, benchmarks.speed.commands; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "pandas", "scipy", "matplotlib", "lightning"} & {*done.stdout.split()}
 
 
-def test_a_dry_run_is_read(tmp_path: Path) -> None:
-    said = growth.dry_run((growth.TWO, "--data.n_subjects=60"), tmp_path)
-    assert said["LM"] == LanguageModel.from_pretrained().model.num_parameters()
-    assert said["prompts"] == 3 * 60 and said["tokens"] > said["prompts"]
-    assert 0 < said["statistics"] < said["memory"] and said["time"] > 0
+def test_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are compared with that of the CPU; what fails is a row that says so."""
+    command = "fit --config configs/linear_probe.yaml --data.n_subjects=60"
+    study = {
+        "command": f"{command} --model.knowledge=[city,country]",
+        "numbers": ["pairs"],
+        "strategies": ["CPU", "again"],
+    }
+    plan = {"scripts": {"missing": "no_such"}, "strategies": {"CPU": "", "again": ""}}
+    monkeypatch.setattr(gpu, "PLAN", plan | {"studies": {"probe": study}})
+    gpu.main()
+    missing, probe = rows_of(tmp_path, "gpu")
+    assert "no_such" in missing["error"] and probe["strategy"] == "again"
+    assert probe["largest"] == probe["mean"] == 0
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_each_study_on_a_gpu_is_compared_with_the_cpu(device: str, tmp_path: Path) -> None:
-    parts = [*gpu.parts("some-lm", device, tmp_path)]
-    runs = [part for part in parts if part.run is not None]
-    assert len({part.run for part in runs}) == len(runs) < len({part.name for part in parts})
-    studies = [part.name.partition(":")[0] for part in runs]
-    for study in ("probe", "LoRA edits, callbacks", "edited LM (tiny world)"):
-        own = runs[studies.index(study)]
-        assert own.name == f"{study}: CPU"
-        assert not any("gpu.yaml" in word or "cuda" in word for word in own.command)
-    kept = [part for part in runs if "states" in part.name]
-    assert [part.name.rpartition(" ")[2] for part in kept] == ["written", "read"]
-    options = [{w for w in part.command if "default_root_dir" not in w} for part in kept]
-    assert options[0] == options[1] and any("state_cache" in word for word in options[0])
-    for part in parts:
-        assert ("some-lm" in " ".join(part.command)) is not (
-            part.name.startswith("reading") or "(tiny world)" in part.name
-        )
+def test_generalization(tmp_path: Path, placed: dict[str, str]) -> None:
+    options = ("--model.steps_per_edit=2", "--model.learning_rate=2e-3")
+    generalization.main(n_edits=4, relations=("city->country",), seeds=(0, 1), options=options)
+    rows = common.read_csv(tmp_path / "tiny_world" / "generalization.csv")
+    assert rows["seed"].tolist() == [0, 1] and "city→country" in placed["table5"]
 
 
-@pytest.mark.nightly
-def test_second_runs(
-    capsys: pytest.CaptureFixture[str], rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ends with an error if the cache changes a number."""
-    monkeypatch.setattr(second_runs, "place_tables", lambda tables: None)
-    second_runs.main(n_subjects=100, n=1)
-    assert [row[0] for row in rows(capsys.readouterr().out)] == [*second_runs.RUNS]
+def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "fit --config configs/linear_probe.yaml --data.n_subjects=60"
+    monkeypatch.setattr(gallery, "PICTURES", {command: {"nulls": "drawn"}})
+    monkeypatch.setattr(gallery, "FOLDER", tmp_path)
+    gallery.main()
+    known_weights.main("tiny-world", tmp_path / "weights.png")
+    assert all((tmp_path / f"{n}.png").stat().st_size > 10_000 for n in ("drawn", "weights"))
 
 
-def test_bare_products_are_those_of_the_linear_layers() -> None:
-    lm = reading.make_lm(None, "small", "tiny-world", "float32", "cpu")
-    weights = reading.weights_of(lm.model)
-    assert len(weights) == 2 * 7
-    counted = sum(p.numel() for p in lm.model.model.layers.parameters() if p.dim() == 2)
-    assert sum(weight.numel() for weight in weights) == counted
-    reading.bare_products(weights, [(2, 5), (1, 3)])()
+def test_rows_replace_those_with_the_same_keys(tmp_path: Path) -> None:
+    for rows in ([("a", 1.0), ("b", 2.0)], [("b", 3.0)]):
+        common.add_rows(Table.of("t", rows, ["name", "r"]), ("name",), tmp_path)
+    assert (tmp_path / "t.csv").read_text() == "name,r\na,1\nb,3\n"
+    assert f"{common.Estimate(0.5, 0.25, 0.75):.2f}" == "0.50 (0.25 to 0.75)"
 
 
-@pytest.mark.parametrize("shape", ["", "small"])
-def test_reading(capsys: pytest.CaptureFixture[str], rows: Rows, small_lm: str, shape: str) -> None:
-    """All ways give the same logits of the labels, and as many prompts as they were asked."""
-    lm = {"shape": shape, "dtype": "bfloat16"} if shape else {"lm": small_lm}
-    knowledge = ("city", "country")
-    reading.main(**lm, knowledge=knowledge, n_subjects=40, n_published=6, threads=1)
-    table = rows(capsys.readouterr().out)
-    assert [row[0] for row in table] == [
-        "published",
-        "transformers, batches",
-        "ours, prompts one by one",
-        "ours, shared prefixes",
-    ]
-    assert [int(row[1]) for row in table] == [12, 80, 80, 80]
-    for row in table:
-        assert float(row[7]) < (0.1 if shape else 1e-4) and float(row[8]) > 0.999
-        ratio = float(row[2]) / float(table[0][2])
-        assert float(row[3].removesuffix("x")) == pytest.approx(ratio, rel=0.02, abs=0.06)
-
-
-def test_reading_finds_wrong_logits(
-    small_lm: str,
-    capsys: pytest.CaptureFixture[str],
-    rows: Rows,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    right = reading.plain_batches
-    monkeypatch.setattr(reading, "plain_batches", lambda lm, prompts: right(lm, prompts).flip(0))
-    reading.main(small_lm, knowledge=("city", "country"), n_subjects=40, threads=1)
-    wrong = rows(capsys.readouterr().out)[1]
-    assert float(wrong[7]) > 0.01 and float(wrong[8]) < 0.999
+def test_tables_are_put_between_their_markers() -> None:
+    text = "a\n<!-- one: begin -->\nold\n<!-- one: end -->\nb"
+    assert common.placed(text, {"one": "| x |", "two": "y"}) == text.replace("old", "| x |")
+    table = common.markdown_table(["a_b", "c"], [["x_y|z", 0.98765], [None, 3]])
+    assert table.splitlines()[2:] == ["| x\\_y\\|z | 0.988 |", "|  | 3 |"]

@@ -16,13 +16,9 @@ from lincorr_lightning.flow.relation import (
     score_relation,
 )
 from lincorr_lightning.flow.text_statistics import control_features
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.layout import RelationLogits, relation_logits
-from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.forwards import remove_features
+from lincorr_lightning.linear_map.layout import RelationLogits
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
-from lincorr_lightning.sae.hooks import edited
-from tests.toys import replaced_output, toy_sae
+from tests.toys import toy_sae
 
 LOW, MLP, TOP = HookPoint(0, "residual"), HookPoint(1, "mlp_out"), HookPoint(1, "residual")
 
@@ -76,11 +72,13 @@ def test_pairs_share_the_planted_features() -> None:
     low = eye[:4]
     top = torch.stack([eye[0], eye[0] + 0.1 * eye[5], eye[6], 0.9 * eye[0] + 0.2 * eye[7], eye[1]])
     mlp = torch.stack([eye[6], eye[7]])
-    flow = DecoderMatcher({LOW: low, MLP: mlp, TOP: top})
+    decoders = {LOW: low, MLP: mlp, TOP: top}
+    matcher = DecoderMatcher({at: toy_sae(at, d) for at, d in decoders.items()}, threshold=0.5)
     source = _answers(low=[0, 2, 3], mlp=[0, -1, 0], top=[0, 1, 2])
     target = _answers(low=[0, 1, 1], mlp=[1, -1, 1], top=[3, 4, -1])
     reference = torch.tensor([[True, True, False], [False, False, True], [True, True, True]])
-    pairs = {(p.source, p.target): p for p in compare_answers(flow, source, target, reference, 0.5)}
+    compared = compare_answers(matcher, source, target, reference)
+    pairs = {(pair.source, pair.target): pair for pair in compared}
     # Target 2 has no feature.
     assert set(pairs) == {(s, t) for s in range(3) for t in range(2)}
     assert pairs[0, 0].shared == pairs[1, 0].shared == (Feature(LOW, 0),)
@@ -108,49 +106,35 @@ def test_controls_are_other_features_that_are_as_often_active() -> None:
 def test_scores_are_numpys() -> None:
     random = np.random.default_rng(3)
     n, fit = 90, 50
-    before = SimpleNamespace(s=random.normal(size=(n, 4)))
-    before.t = before.s @ random.normal(size=(4, 3)) + random.normal(size=(n, 3))
-    after = SimpleNamespace(
-        s=before.s + 0.3 * random.normal(size=(n, 4)), t=before.t + random.normal(size=(n, 3))
-    )
+    source = random.normal(size=(n, 4))
+    target = source @ random.normal(size=(4, 3)) + random.normal(size=(n, 3))
+    source_cut = source + 0.3 * random.normal(size=(n, 4))
+    target_cut = target + random.normal(size=(n, 3))
     right = random.random((3, 4)) < 0.5
     right[0, 0] = True
     relation = SimpleNamespace(reference_mask=right, has_reference=True)
 
-    def solve(x, y):
-        design = np.column_stack([x[:fit], np.ones(fit)])
-        return np.linalg.lstsq(design, y[:fit], rcond=None)[0]
+    def with_ones(x: np.ndarray) -> np.ndarray:
+        return np.column_stack([x, np.ones(len(x))])
 
-    def r(solution, x, y):
-        predicted = np.column_stack([x[fit:], np.ones(n - fit)]) @ solution
-        return np.mean([np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, y[fit:].T)])  # noqa: B905
+    def r(fitted_x: np.ndarray, fitted_y: np.ndarray, x: np.ndarray) -> float:
+        solution = np.linalg.lstsq(with_ones(fitted_x[:fit]), fitted_y[:fit], rcond=None)[0]
+        predicted = with_ones(x[fit:]) @ solution
+        columns = zip(predicted.T, target_cut[fit:].T, strict=True)
+        return np.mean([np.corrcoef(p, t)[0, 1] for p, t in columns])
 
-    old, new = solve(before.s, before.t), solve(after.s, after.t)
     found = score_relation(
         relation,  # type: ignore[arg-type]
-        *(RelationLogits(torch.from_numpy(x.s), torch.from_numpy(x.t)) for x in (before, after)),
+        RelationLogits(torch.from_numpy(source), torch.from_numpy(target)),
+        RelationLogits(torch.from_numpy(source_cut), torch.from_numpy(target_cut)),
         n_fit=fit,
     )
-    assert found["fixed"] == pytest.approx(r(old, after.s, after.t))
-    assert found["target_only"] == pytest.approx(r(old, before.s, after.t))
-    assert found["refitted"] == pytest.approx(r(new, after.s, after.t))
-    now, answer = after.t[fit:].argmax(1), before.s[fit:].argmax(1)
-    assert found["recall"] == pytest.approx(right[now, answer].mean())
-    assert found["kept"] == pytest.approx((now == before.t[fit:].argmax(1)).mean())
-
-
-def test_logits_with_and_without_removed_features(small_lm: str) -> None:
-    """Removing every coordinate's positive part at the last layer leaves its negative part."""
-    lm = LanguageModel.from_pretrained(small_lm)
-    relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
-    sae = toy_sae(TOP, torch.eye(16))
-    subjects = [f"name{i}" for i in range(12)]
-    plain = relation_logits(lm, relation, subjects)
-    with edited(lm.model, remove_features({TOP: sae}, [Feature(TOP, i) for i in range(16)])):
-        cut = relation_logits(lm, relation, subjects)
-    with replaced_output(lm.model, TOP, lambda x: x.clamp(max=0)):
-        expected = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
-    torch.testing.assert_close(cut.target, expected, rtol=1e-4, atol=1e-4)
-    assert (cut.target - plain.target).abs().max() > 0.1
-    after = relation_logits(lm, relation, subjects)
-    torch.testing.assert_close(after.source, plain.source)
+    now, answer = target_cut[fit:].argmax(1), source[fit:].argmax(1)
+    expected = {
+        "fixed": r(source, target, source_cut),
+        "target_only": r(source, target, source),
+        "refitted": r(source_cut, target_cut, source_cut),
+        "recall": right[now, answer].mean(),
+        "kept": (now == target[fit:].argmax(1)).mean(),
+    }
+    assert found == pytest.approx(expected)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,24 +30,10 @@ def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
     return Feature(HookPoint(layer, kind), index)  # type: ignore[arg-type]
 
 
-START, BELOW, BESIDE, FAR, ABOVE = (
-    _feature(2, 0),
-    _feature(1, 5),
-    _feature(2, 3, "mlp_out"),
-    _feature(0, 1),
-    _feature(3, 9),
-)
-GRAPH = FlowGraph(
-    START,
-    (
-        Edge(BELOW, START, 0.9),
-        Edge(BESIDE, START, 0.5),
-        Edge(FAR, BELOW, 0.6),
-        Edge(START, ABOVE, 0.7),
-    ),
-    {},
-    {},
-)
+START, BELOW, FAR, ABOVE = _feature(2, 0), _feature(1, 5), _feature(0, 1), _feature(3, 9)
+OUTPUT = _feature(2, 3, "mlp_out")
+ENDS = ((BELOW, START), (OUTPUT, START), (FAR, BELOW), (START, ABOVE))
+GRAPH = FlowGraph(START, tuple(Edge(source, target, 0.5) for source, target in ENDS))
 
 
 def test_weights_fall_with_the_steps_from_the_start() -> None:
@@ -54,8 +41,8 @@ def test_weights_fall_with_the_steps_from_the_start() -> None:
     assert set(steering_weights(GRAPH, "constant").values()) == {1.0}
     assert len(steering_weights(GRAPH, "constant")) == 5
     linear = steering_weights(GRAPH, "linear")
-    assert list(linear) == [START, BELOW, BESIDE, ABOVE, FAR]
-    assert list(linear.values()) == pytest.approx([1, 2 / 3, 2 / 3, 2 / 3, 1 / 3])
+    near = dict.fromkeys((BELOW, OUTPUT, ABOVE), pytest.approx(2 / 3))
+    assert linear == {START: 1, **near, FAR: pytest.approx(1 / 3)}
     falling = steering_weights(GRAPH, "exponential", decay=0.3)
     assert [falling[f] for f in (START, ABOVE, FAR)] == pytest.approx([1, 0.3, 0.09])
 
@@ -85,28 +72,27 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     lm = LanguageModel.from_pretrained(small_lm)
     prompts, texts = lm.rows(["name1 lives in the city of"]), lm.rows(["name2 speaks", "red blue"])
     start, below = _feature(1, 0), _feature(0, 2)
-    graph = FlowGraph(start, (Edge(below, start, 0.9),), {}, {})
     saes = {f.hook_point: toy_sae(f.hook_point, torch.eye(16)) for f in (start, below)}
     # Of each hook point, one other feature is as often active.
     n_active = torch.tensor([5, 5, 5, *[0] * 13])
-    activity = {
-        at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer), n_active=n_active)
-        for at in saes
-    }
-    settings = SteeringSettings(
-        strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5, n_prompts=3, n_new_tokens=6
+    statistics = SimpleNamespace(
+        lm=lm,
+        matcher=SimpleNamespace(saes=saes),
+        kept_rows=texts,
+        activity={
+            at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer), n_active=n_active)
+            for at in saes
+        },
     )
-    answer = SteeredAnswer("Paris", 7, graph, prompts)
-
-    def measure() -> list:
-        generator = torch.Generator().manual_seed(0)
-        every = [answer, answer._replace(prompts=[])]
-        return measure_steering(lm, saes, activity, every, texts, settings, generator)  # type: ignore[arg-type]
-
-    none, point, same, control = measure()
-    edits = add_features(saes, {start: 2.0 * 4.0, below: 2.0 * 0.5 * 3.0})
+    settings = SteeringSettings(
+        strengths=(0.0, 2.0), strategies=("exponential",), n_prompts=3, n_new_tokens=6
+    )
+    answer = SteeredAnswer("Paris", 7, FlowGraph(start, (Edge(below, start, 0.9),)), prompts)
+    answers = [answer, answer._replace(prompts=[])]
+    generator = torch.Generator().manual_seed(0)
+    none, point, same, control = measure_steering(statistics, answers, settings, generator)  # type: ignore[arg-type]
     before = mean_loss(lm, texts)
-    with edited(lm.model, edits):
+    with edited(lm.model, add_features(saes, {start: 2.0 * 4.0, below: 2.0 * 0.5 * 3.0})):
         assert point.behaviour == pytest.approx(answer_probability(lm, prompts, 7))
         after = mean_loss(lm, texts)
     assert point.coherence == pytest.approx(min(1.0, math.exp(before - after)))
@@ -120,42 +106,38 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
 def test_texts_are_those_of_whole_forwards_and_judged_by_the_unsteered_lm(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     rows = lm.rows(["name1 lives in the city of", "red blue", "name2 lives in the city of"])
-    random = np.random.default_rng(0)
-    draws = random.random((3, 8))
-    change = lambda x: x + 2 * torch.linspace(-1, 1, 16)  # noqa: E731
-    expected = []
-    with torch.no_grad(), replaced_output(lm.model, HookPoint(0, "residual"), change):
+    draws = np.random.default_rng(0).random((3, 8))
+    vector = 2 * torch.linspace(-1, 1, 16)
+
+    def log_likelihoods(row: list[int], text: list[int]) -> list[float]:
+        with torch.no_grad():
+            p = lm.model(input_ids=torch.tensor([[*row, *text]])).logits[0].double().log_softmax(1)
+        return [float(p[len(row) + i - 1, token]) for i, token in enumerate(text)]
+
+    expected: list[list[int]] = []
+    with torch.no_grad(), replaced_output(lm.model, HookPoint(0, "residual"), lambda x: x + vector):
         for row, numbers in zip(rows, draws, strict=True):
             text: list[int] = []
             for number in numbers:
                 logits = lm.model(input_ids=torch.tensor([[*row, *text]])).logits[0, -1].double()
                 bounds = np.cumsum((logits - logits.max()).exp().numpy())
                 text.append(int(np.searchsorted(bounds / bounds[-1], number, side="right")))
+                if text[-1] == lm.tokenizer.eos_token_id:
+                    break
             expected.append(text)
-    with edited(lm.model, {HookPoint(0, "residual"): change}):
+    with edited(lm.model, {HookPoint(0, "residual"): lambda x: x + vector}):
         written = continue_rows(lm, rows, torch.from_numpy(draws))
-    ended = [
-        1 + text.index(lm.tokenizer.eos_token_id) if lm.tokenizer.eos_token_id in text else 8
-        for text in expected
-    ]
-    assert written == [text[:n] for text, n in zip(expected, ended, strict=True)]
+    assert written == expected
 
     words = [lm.tokenizer.decode(text).split() for text in written]
     label = next(word for word in words[0] if word not in words[1])
     named = sum(label in text for text in words) / 3
-    losses = []
-    for row, text in zip(rows, written, strict=True):
-        with torch.no_grad():
-            p = lm.model(input_ids=torch.tensor([[*row, *text]])).logits[0].double().log_softmax(1)
-        losses += [-float(p[len(row) + i - 1, token]) for i, token in enumerate(text)]
+    likelihoods = list(chain.from_iterable(map(log_likelihoods, rows, written)))
     absent = next(i for i in range(lm.tokenizer.vocab_size) if not any(i in t for t in written))
-    found = SteeredAnswer(label, absent, GRAPH, rows).judge(lm, written)
-    assert found == pytest.approx((named, math.exp(np.mean(losses))), rel=1e-5)
+    judged = SteeredAnswer(label, absent, GRAPH, rows).judge(lm, written)
+    assert judged == pytest.approx((named, math.exp(-np.mean(likelihoods))), rel=1e-5)
     assert 0 < named < 1
     # What first says the answer does not count, but what says it again.
-    with torch.no_grad():
-        ids = torch.tensor([[*rows[1], 7, 3, 7]])
-        p = lm.model(input_ids=ids).logits[0].double().log_softmax(1)
-    again = -float(p[len(rows[1]), 3] + p[len(rows[1]) + 1, 7]) / 2
-    found = SteeredAnswer(label, 7, GRAPH, rows[1:2]).judge(lm, [[7, 3, 7]])
-    assert found[1] == pytest.approx(math.exp(again), rel=1e-5)
+    likelihoods = log_likelihoods(rows[1], [7, 3, 7])[1:]
+    judged = SteeredAnswer(label, 7, GRAPH, rows[1:2]).judge(lm, [[7, 3, 7]])
+    assert judged[1] == pytest.approx(math.exp(-np.mean(likelihoods)), rel=1e-5)

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import combinations
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,17 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.flow import text_statistics
-from lincorr_lightning.flow.graph import GROUPS, match_features
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, match_features
 from lincorr_lightning.flow.text_statistics import (
     MIN_FEATURES,
     FeatureActivity,
     FeatureGroups,
+    TextStatistics,
     compare_cosines,
 )
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
+from tests.toys import toy_sae
 
 HERE = HookPoint(3, "residual")
 SOURCES = {
@@ -29,21 +33,22 @@ SHORT = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
 N, WIDTH = 12, 8
 
 
-def _decoders(seed: int = 0) -> dict[HookPoint, torch.Tensor]:
+def _draw(n: int, seed: int) -> dict[HookPoint, torch.Tensor]:
+    """Normal numbers, ``(n, N)``, for each hook point."""
     random = np.random.default_rng(seed)
-    hook_points = [HERE, *SOURCES.values()]
-    decoders = {p: torch.from_numpy(random.normal(size=(N, WIDTH))).float() for p in hook_points}
+    return {
+        p: torch.from_numpy(random.normal(size=(n, N))).float() for p in (HERE, *SOURCES.values())
+    }
+
+
+def _decoders() -> dict[HookPoint, torch.Tensor]:
+    decoders = {at: numbers.T for at, numbers in _draw(WIDTH, seed=0).items()}
     decoders[HERE][4] = 0  # nothing can be matched with it
     return decoders
 
 
 def _features(n_tokens: int, seed: int) -> dict[HookPoint, torch.Tensor]:
-    random = np.random.default_rng(seed)
-    hook_points = [HERE, *SOURCES.values()]
-    return {
-        p: torch.from_numpy(np.maximum(random.normal(size=(n_tokens, N)), 0)).float()
-        for p in hook_points
-    }
+    return {at: numbers.relu() for at, numbers in _draw(n_tokens, seed).items()}
 
 
 def _naive(kinds: list[str], batches: list[dict[HookPoint, torch.Tensor]]) -> list[tuple]:
@@ -80,6 +85,7 @@ def test_counts_are_those_of_loops(kinds: list[str]) -> None:
         for kind in kinds
     }
     groups = FeatureGroups(HERE, matches)
+    assert groups.shares() == {} and np.isnan(groups.auroc(SOURCES[kinds[0]]))
     batches = [_features(20, seed=1), _features(7, seed=2)]
     for features in batches:
         groups.update(features)
@@ -97,48 +103,26 @@ def test_counts_are_those_of_loops(kinds: list[str]) -> None:
         assert groups.auroc(SOURCES[kind]) == pytest.approx(roc_auc_score(together, cosines))
 
 
-def test_texts_that_are_read_again_after_too_little_memory_count_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    features, fails = _features(6, seed=1), [True]
+def test_texts_that_are_read_again_after_too_little_memory_count_once(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    rows = lm.rows(["name1 lives in the city of", "red blue", "Rome"])
+    points = HookPoint(0, "residual"), HookPoint(1, "residual")
+    saes = {at: toy_sae(at, torch.eye(16)) for at in points}
+    expected, again = (TextStatistics(lm, DecoderMatcher(saes)) for _ in range(2))
+    expected.update(rows)
+    fails, encode = [True], saes[points[1]].encode
 
-    def encode(x: torch.Tensor) -> torch.Tensor:
-        if fails.pop() if fails else False:
+    def fail_once(x: torch.Tensor) -> torch.Tensor:
+        if fails:
+            fails.pop()
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return x
+        return encode(x)
 
-    first, last = SOURCES["residual"], HERE
-    saes = {
-        first: SimpleNamespace(n_features=N, width=N, encode=lambda x: x),
-        last: SimpleNamespace(n_features=N, width=N, encode=encode),
-    }
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    forward = SimpleNamespace(
-        at={at: features[at].view(2, 3, N) for at in saes},
-        ids=torch.arange(6).view(2, 3),
-        logits=torch.zeros(2, 3, 4),
-        counted=lambda n_skipped: mask,
-    )
-
-    def read_twice(lm: object, rows: object, count, hook_points: object) -> None:
-        with pytest.raises(torch.OutOfMemoryError):
-            count(forward)
-        count(forward)
-
-    monkeypatch.setattr(text_statistics, "run_with_hooks", read_twice)
-    found = text_statistics.TextStatistics(None, saes, SimpleNamespace(decoders={}))
-    found.update([[0, 1, 2], [3, 4, 5]])
-    for at in saes:
-        assert found.activity[at].n_tokens == len(found.sample[at]) == 6
-        assert found.activity[at].n_active.tolist() == (features[at] > 0).sum(0).tolist()
-
-
-def test_without_activations_there_are_no_shares() -> None:
-    decoders = _decoders()
-    source = SOURCES["mlp_out"]
-    groups = FeatureGroups(HERE, {source: match_features(decoders[HERE], decoders[source])})
-    assert groups.shares() == {}
-    assert np.isnan(groups.auroc(source))
+    saes[points[1]].encode = fail_once  # type: ignore[method-assign]
+    again.update(rows)
+    assert again.n_tokens == expected.n_tokens == sum(map(len, rows)) and not fails
+    for at in points:
+        assert torch.equal(again.activity[at].n_active, expected.activity[at].n_active)
 
 
 def test_groups_share_features_as_sets_do_and_as_often_as_by_chance() -> None:
@@ -161,11 +145,11 @@ def test_groups_share_features_as_sets_do_and_as_often_as_by_chance() -> None:
     known = [i for i in range(8) if sets[i]]
     assert len(found) == len(known) * (len(known) - 1) > 5
     for pair in found:
-        a, b = GROUPS.index(pair["group"]), GROUPS.index(pair["other"])
-        assert pair["n"] == len(sets[a])
-        assert pair["share"] == pytest.approx(len(sets[a] & sets[b]) / len(sets[a]))
+        a, b = GROUPS.index(pair.group), GROUPS.index(pair.other)
+        assert pair.n == len(sets[a])
+        assert pair.share == pytest.approx(len(sets[a] & sets[b]) / len(sets[a]))
         both = (drawn[..., a] & drawn[..., b]).sum() / drawn[..., a].sum()
-        assert pair["expected"] == pytest.approx(both, abs=0.01)
+        assert pair.expected == pytest.approx(both, abs=0.01)
 
 
 def test_cosines_of_groups_are_compared_by_all_orders_of_the_features() -> None:
@@ -183,23 +167,24 @@ def test_cosines_of_groups_are_compared_by_all_orders_of_the_features() -> None:
     groups.counts[n + 1, 0] = 9  # its cosine is unknown, and the one before is never active
     found = compare_cosines([groups])
     assert MIN_FEATURES == 5 and len(found) == 2
-    for row in found:
-        values = cosines[row["source"]][:11]
-        assert (row["group"], row["other"]) == (GROUPS[0], GROUPS[2])
-        assert (row["layer"], row["n"], row["n_other"]) == (3, 5, 6)
-        assert row["auroc"] == pytest.approx(roc_auc_score([0] * 5 + [1] * 6, values))
+    for test in found:
+        values = cosines[test.source][:11]
+        assert (test.group, test.other) == (GROUPS[0], GROUPS[2])
+        assert (test.layer, test.n, test.n_other) == (3, 5, 6)
+        assert test.auroc == pytest.approx(roc_auc_score([0] * 5 + [1] * 6, values))
         ranks = values.argsort().argsort()
         far = [abs(sum(ranks[list(few)]) - 25) for few in combinations(range(11), 5)]
-        assert row["p"] == pytest.approx(np.mean(np.array(far) >= abs(ranks[:5].sum() - 25)))
-    low, high = sorted(row["p"] for row in found)
+        assert test.p == pytest.approx(np.mean(np.array(far) >= abs(ranks[:5].sum() - 25)))
+    low, high = sorted(test.p for test in found)
     q = {low: min(1, 1.5 * low * 2, 1.5 * high), high: min(1, 1.5 * high)}
-    assert [row["q"] for row in found] == pytest.approx([q[row["p"]] for row in found])
+    assert [test.q for test in found] == pytest.approx([q[test.p] for test in found])
     assert low < 0.05 < high
 
 
-def test_activity_is_counted_as_by_loops() -> None:
+def test_activity_is_counted_as_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
-    activity = FeatureActivity(6, n_context=3)
+    monkeypatch.setattr(text_statistics, "N_CONTEXT", 3)
+    activity = FeatureActivity(6)
     values, peaks = [], {}
     for _ in range(3):
         lengths = [4, 2, 5]
@@ -225,7 +210,7 @@ def test_activity_is_counted_as_by_loops() -> None:
         activity.mean[:5], [table[table[:, f] > 0, f].mean() for f in range(5)], rtol=1e-5
     )
     tokenizer = SimpleNamespace(batch_decode=lambda rows: [str(row) for row in rows])
-    assert activity.mean[5] == 0 and activity.name(5, tokenizer) is None  # type: ignore[arg-type]
+    lm: Any = SimpleNamespace(tokenizer=tokenizer)
+    assert activity.mean[5] == 0 and activity.name(5, lm) is None
     for f, (_, context, predicted) in peaks.items():
-        name = activity.name(f, tokenizer)  # type: ignore[arg-type]
-        assert name == f"{context} → {[int(predicted)]}"
+        assert activity.name(f, lm) == f"{context} → {[int(predicted)]}"

@@ -133,17 +133,6 @@ def test_angles_are_those_between_differences(name: str) -> None:
         np.testing.assert_allclose(found[layer], np.degrees(np.arccos(cosine)), atol=1e-5)
 
 
-# -- refusals --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e200])
-def test_hidden_states_that_are_not_finite_are_refused(value: float) -> None:
-    hidden = normal(3, 30, 8).double()
-    hidden[1, 7, 3] = value
-    with pytest.raises(ValueError, match="NaN, infinite or too large"):
-        nearest_tokens(hidden, max_rank=2)
-
-
 # -- prompts ---------------------------------------------------------------------------------------
 
 

@@ -1,246 +1,469 @@
 """Folders of other libraries, written here by hand, against those libraries' formulas."""
 
-import io
 import json
-import zipfile
+import math
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+import transformers as hf
+from safetensors.torch import save_file
+from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae.formats import load_sae, load_saes
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae import FORMATS, SparseAutoencoder, load_sae, load_saes, register_format
+from lincorr_lightning.sae.formats import SAESource
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.toys import toy_model
 
-N, WIDTH, K = 30, 8, 4
-RNG = np.random.default_rng(0)
-X = (RNG.normal(size=(50, WIDTH)) * 5).astype(np.float32)
-
-
-def _draw(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32)
+N, WIDTH, K = 40, 12, 5
+STREAM = HookPoint(1, "residual")
+Encode = Callable[[Tensor], Tensor]
 
 
-def _weights() -> dict[str, np.ndarray]:
-    decoder = _draw(N, WIDTH) * np.exp(_draw(N, 1))
-    return {"W_enc": _draw(WIDTH, N), "W_dec": decoder, "b_enc": _draw(N), "b_dec": _draw(WIDTH)}
+def _draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def _top_k(pre: np.ndarray) -> np.ndarray:
-    """The k largest of each row, and of these the positive ones."""
-    level = np.sort(pre, axis=1)[:, -K][:, None]
-    return np.where(pre >= level, np.maximum(pre, 0), 0)
+X = _draw(200, WIDTH, seed=7)
+# In the papers' notation: a feature is a column of the encoder and a row of the decoder.
+W_ENC, B_ENC = _draw(WIDTH, N, seed=1) / WIDTH**0.5, _draw(N, seed=2) / 4
+W_DEC, B_DEC = _draw(N, WIDTH, seed=3) * _draw(N, 1, seed=4).exp() / N, _draw(WIDTH, seed=5) / 4
+NORM = W_DEC.norm(dim=1)
+THRESHOLD = _draw(N, seed=6).exp() / 3
+FACTOR = _draw(N, seed=11).exp()
+R_MAG, B_GATE, B_MAG = _draw(N, seed=8) / 2, _draw(N, seed=9) / 2, _draw(N, seed=10) / 2
+PARAMETERS = {"W_enc": W_ENC, "b_enc": B_ENC, "W_dec": W_DEC, "b_dec": B_DEC}
+LINEAR = {"encoder.weight": W_ENC.T, "encoder.bias": B_ENC, "decoder.weight": W_DEC.T}
 
 
-def _same(sae: SparseAutoencoder, reconstruction: np.ndarray) -> None:
-    """As it is read, and folded."""
-    x = torch.from_numpy(X)
-    for one in (sae, sae.folded()):
-        np.testing.assert_allclose(one(x).detach(), reconstruction, rtol=1e-3, atol=1e-3)
-
-
-# -- SAELens -----------------------------------------------------------------------------------
-
-
-def _saelens(
-    folder: Path, config: dict[str, Any], weights: dict[str, np.ndarray], new: bool = True
-) -> Path:
-    """New: version 6, with the LM's part under metadata; old: all in one."""
-    about = {"model_name": "gemma-2-2b", "hook_name": "blocks.4.hook_resid_post"}
-    about |= {"hook_head_index": None}
-    own = {"d_in": WIDTH, "d_sae": N, "dtype": "float32", "normalize_activations": "none"}
-    old = {"hook_layer": 4, "activation_fn_str": "relu", "activation_fn_kwargs": {}}
-    for key in [key for key in config if key in about]:
-        about[key] = config[key]
-    rest = {key: value for key, value in config.items() if key not in about}
-    content = {**own, "metadata": about, **rest} if new else {**own, **about, **old, **rest}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cfg.json").write_text(json.dumps(content))
-    save_file(
-        {k: np.ascontiguousarray(v) for k, v in weights.items()}, folder / "sae_weights.safetensors"
-    )
+def write_folder(folder: Path, settings: str, config: object, tensors: str, parts: dict) -> Path:
+    """Write a folder: a file of tensors, and a file of settings if it has a name."""
+    (folder / tensors).parent.mkdir(parents=True, exist_ok=True)
+    if settings:
+        (folder / settings).write_text(json.dumps(config))
+    parts = {name: part.contiguous() for name, part in parts.items()}
+    if tensors.endswith(".pt"):
+        torch.save(parts, folder / tensors)
+    elif tensors.endswith(".npz"):
+        np.savez(folder / tensors, **{name: part.numpy() for name, part in parts.items()})
+    else:
+        save_file(parts, folder / tensors)
     return folder
 
 
-@pytest.mark.parametrize("new", [True, False])
-@pytest.mark.parametrize("subtract", [True, False])
-def test_saelens_standard(new: bool, subtract: bool, tmp_path: Path) -> None:
-    w = _weights()
-    config = {"architecture": "standard", "apply_b_dec_to_input": subtract}
-    sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
-    pre = (X - subtract * w["b_dec"]) @ w["W_enc"] + w["b_enc"]
-    _same(sae, np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
-    assert (sae.hook_point, sae.lm) == (HookPoint(4, "residual"), "gemma-2-2b")
-
-
-_THRESHOLD = np.exp(_draw(N))
-
-
-@pytest.mark.parametrize(
-    ("architecture", "tensor", "threshold"),
-    [
-        ("jumprelu", {"threshold": _THRESHOLD}, _THRESHOLD),
-        ("jumprelu", {"log_threshold": np.log(_THRESHOLD)}, _THRESHOLD),  # in training
-        ("batchtopk", {"topk_threshold": np.array(1.5)}, 1.5),
-        ("matryoshka_batchtopk", {"topk_threshold": np.array(1.5)}, 1.5),
-    ],
-)
-def test_saelens_with_thresholds(
-    architecture: str, tensor: dict[str, np.ndarray], threshold: Any, tmp_path: Path
+def _check(
+    sae: SparseAutoencoder,
+    encode: Encode,
+    w_dec: Tensor = W_DEC,
+    b_dec: Tensor = B_DEC,
+    scale: float = 1.0,
 ) -> None:
-    w = _weights()
-    config = {"architecture": architecture, "k": 2.5, "apply_b_dec_to_input": True}
-    sae = load_sae(_saelens(tmp_path / "sae", config, w | tensor))
-    pre = (X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
-    _same(sae, np.where(pre > threshold, pre, 0) @ w["W_dec"] + w["b_dec"])
+    """To 1e-5: features and reconstruction, and those of the folded SAE."""
+    expected = encode(scale * X)
+    assert 0.02 < (expected > 0).double().mean() < 0.9
+    rebuilt = (expected @ w_dec + b_dec) / scale
+    lengths = expected * w_dec.norm(dim=1) / scale
+    for read, features in ((sae, expected), (sae.folded(), lengths)):
+        torch.testing.assert_close(read.encode(X).detach(), features, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(read(X).detach(), rebuilt, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rescaled", [False, True])
-@pytest.mark.parametrize("new", [True, False])
-def test_saelens_topk(rescaled: bool, new: bool, tmp_path: Path) -> None:
-    w = _weights()
-    config: dict[str, Any] = {"architecture": "topk", "k": K}
-    if not new:
-        config = {"activation_fn_str": "topk", "activation_fn_kwargs": {"k": K}}
-    config |= {"apply_b_dec_to_input": False, "rescale_acts_by_decoder_norm": rescaled}
-    sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
-    norm = np.linalg.norm(w["W_dec"], axis=1) if rescaled else np.ones(N)
-    features = _top_k((X @ w["W_enc"] + w["b_enc"]) * norm)
-    _same(sae, (features / norm) @ w["W_dec"] + w["b_dec"])
-    np.testing.assert_allclose(
-        sae.encode(torch.from_numpy(X)).detach(), features, rtol=1e-3, atol=1e-3
-    )
+def _pre(x: Tensor) -> Tensor:
+    return x @ W_ENC + B_ENC
 
 
-@pytest.mark.parametrize("where", ["argument", "file"])
-def test_saelens_average_norm(where: str, tmp_path: Path) -> None:
-    w = _weights()
-    config = {
-        "architecture": "standard",
-        "normalize_activations": "expected_average_only_in",
-        "apply_b_dec_to_input": True,
+def _relu(x: Tensor) -> Tensor:
+    return _pre(x).relu()
+
+
+def _jump(x: Tensor, threshold: Tensor | float = THRESHOLD) -> Tensor:
+    return torch.where(_pre(x) > threshold, _relu(x), 0)
+
+
+def _largest(pre: Tensor, k: int = K) -> Tensor:
+    """The k largest of each row, and of these the positive ones."""
+    level = pre.sort(dim=1, descending=True).values[:, k - 1 : k]
+    return torch.where(pre >= level, pre.clamp(min=0), 0)
+
+
+def _top_k(x: Tensor) -> Tensor:
+    return _largest(_pre(x))
+
+
+def _gated(x: Tensor) -> Tensor:
+    """Equations 6 and 7 of Rajamanoharan et al., 2024 (arXiv 2404.16014), tied by r_mag."""
+    return (x @ W_ENC + B_GATE > 0) * (x @ (W_ENC * R_MAG.exp()) + B_MAG).relu()
+
+
+# -- SAELens: settings, further tensors, and the features of x, or of x - b_dec --------------------
+
+_SAELENS: dict[str, tuple[dict[str, Any], dict[str, Tensor], Encode, Tensor]] = {
+    "standard": ({}, {}, _relu, W_DEC),
+    "finetuned": ({}, {"scaling_factor": FACTOR}, _relu, W_DEC * FACTOR[:, None]),
+    "jumprelu": ({"architecture": "jumprelu"}, {"threshold": THRESHOLD}, _jump, W_DEC),
+    "jumprelu in training": (
+        {"architecture": "jumprelu"},
+        {"log_threshold": THRESHOLD.log()},
+        _jump,
+        W_DEC,
+    ),
+    "gated": (
+        {"architecture": "gated"},
+        {"r_mag": R_MAG, "b_gate": B_GATE, "b_mag": B_MAG},
+        _gated,
+        W_DEC,
+    ),
+    **{
+        name: (
+            {"architecture": name, "k": 2.5},
+            {"topk_threshold": torch.tensor(0.4)},
+            lambda x: _jump(x, 0.4),
+            W_DEC,
+        )
+        for name in ("batchtopk", "matryoshka_batchtopk")
+    },
+    "topk": ({"architecture": "topk", "k": K}, {}, _top_k, W_DEC),
+    "topk of version 3": (
+        {"activation_fn_str": "topk", "activation_fn_kwargs": {"k": K}},
+        {},
+        _top_k,
+        W_DEC,
+    ),
+    "topk, rescaled": (
+        {"architecture": "topk", "k": K, "rescale_acts_by_decoder_norm": True},
+        {},
+        lambda x: _largest(_pre(x) * NORM),
+        W_DEC / NORM[:, None],
+    ),
+}
+
+
+def _saelens(folder: Path, name: str = "standard", new: bool = True, **changes: Any) -> Path:
+    """New: version 6, with the LM's part under metadata; old: all in one."""
+    about = {
+        "model_name": "gemma-2-2b",
+        "hook_name": changes.pop("hook_name", "blocks.4.hook_mlp_out"),
+        "hook_head_index": changes.pop("hook_head_index", None),
     }
-    folder = _saelens(tmp_path / "sae", config, w)
-    with pytest.raises(
-        SparseAutoencoderError,
-        match=r'"scaling_factor": s\} to .*activation_scaler\.json, or .*input_scale.*blocks\.4',
-    ):
-        load_sae(folder)
-    scale = 0.4
-    if where == "file":
-        (folder / "activation_scaler.json").write_text(json.dumps({"scaling_factor": scale}))
-    sae = load_sae(folder, input_scale=scale if where == "argument" else None)
-    assert sae.input_scale == scale
-    pre = (scale * X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
-    _same(sae, (np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"]) / scale)
+    config = {"d_in": WIDTH, "normalize_activations": "none", **_SAELENS[name][0], **changes}
+    content = {**config, "metadata": about} if new else {**config, **about, "hook_layer": 4}
+    parts = PARAMETERS | _SAELENS[name][1]
+    return write_folder(folder, "cfg.json", content, "sae_weights.safetensors", parts)
 
 
-def test_saelens_finetuning_factor(tmp_path: Path) -> None:
-    w, factor = _weights(), np.exp(_draw(N))
-    config = {"architecture": "standard", "apply_b_dec_to_input": False}
-    sae = load_sae(_saelens(tmp_path / "sae", config, w | {"scaling_factor": factor}, new=False))
-    pre = X @ w["W_enc"] + w["b_enc"]
-    _same(sae, (np.maximum(pre, 0) * factor) @ w["W_dec"] + w["b_dec"])
+@pytest.mark.parametrize("subtract", [True, False])
+@pytest.mark.parametrize("name", _SAELENS)
+def test_saelens(name: str, subtract: bool, tmp_path: Path) -> None:
+    new = name not in ("finetuned", "topk of version 3")
+    sae = load_sae(_saelens(tmp_path, name, new, apply_b_dec_to_input=subtract))
+    assert (sae.hook_point, sae.lm) == (HookPoint(4, "mlp_out"), "gemma-2-2b")
+    _, _, encode, w_dec = _SAELENS[name]
+    _check(sae, lambda x: encode(x - subtract * B_DEC), w_dec)
 
 
-def test_hook_points_come_from_the_file_the_folder_or_the_caller(tmp_path: Path) -> None:
-    def sae(folder: str, hook: str | None, given: HookPoint | None = None) -> SparseAutoencoder:
-        config = {"architecture": "standard", "hook_name": hook}
-        return load_sae(_saelens(tmp_path / folder, config, _weights()), hook_point=given)
-
-    for hook, expected in (
-        ("blocks.4.hook_mlp_out", HookPoint(4, "mlp_out")),
-        ("blocks.12.hook_attn_out", HookPoint(12, "attention_out")),
-        ("blocks.4.hook_resid_pre", HookPoint(3, "residual")),
-    ):
-        for folder, given in (("sae", None), ("sae", expected), ("mlp_out.3", None)):
-            assert sae(folder, hook, given).hook_point == expected  # the file's own counts
-        with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer"):
-            sae("sae", hook, HookPoint(9, "mlp_out"))
-    other = "trunk.3"  # of another library
-    assert sae("sae", other, HookPoint(3, "residual")).hook_point == HookPoint(3, "residual")
-    for named in ("mlp_out.3", "residual.0", "attention_out.12"):
-        assert sae(named, other).hook_point.id == named
-    for text in ("stream.3", "residual", "residual.x", "a.residual.3"):
-        assert HookPoint.named(text) is None
-    match = r"calls its hook point 'trunk\.3'.*name the folder by its hook point"
+def test_saelens_of_activations_of_a_fixed_norm(tmp_path: Path) -> None:
+    _saelens(tmp_path, normalize_activations="expected_average_only_in", apply_b_dec_to_input=True)
+    match = r'"scaling_factor": s\} to .*activation_scaler\.json.*blocks\.4'
     with pytest.raises(SparseAutoencoderError, match=match):
-        sae("sae", other)
-    with pytest.raises(SparseAutoencoderError, match="it does not name its hook point"):
-        sae("sae", None)
+        load_sae(tmp_path)
+    (tmp_path / "activation_scaler.json").write_text(json.dumps({"scaling_factor": 0.4}))
+    _check(load_sae(tmp_path), lambda x: _relu(x - B_DEC), scale=0.4)
 
 
-def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
-    config = {"architecture": "standard", "hook_name": "blocks.4.hook_mlp_out"}
-    folder = _saelens(tmp_path / "sae", config, _weights(), new=False)
-    content = json.loads((folder / "cfg.json").read_text())
-    (folder / "cfg.json").write_text(json.dumps(content | {"metadata": None, "meta": None}))
-    assert load_sae(folder).hook_point == HookPoint(4, "mlp_out")
-    for wrong in ({"metadata": 3}, {"hook_name": 3}, {"activation_fn_kwargs": 3}, {"k": "many"}):
-        (folder / "cfg.json").write_text(json.dumps(content | wrong))
-        with pytest.raises(SparseAutoencoderError, match="sae"):
-            load_sae(folder)
+# -- Gemma Scope ----------------------------------------------------------------------------------
+
+_HUB = "models--google--gemma-scope-2b-pt-{}/snapshots/1f/layer_12/width_16k/l0_82"
+_HUB_2 = "models--google--gemma-scope-2-1b-pt/snapshots/1f/{}/layer_10_width_16k_l0_small"
+_LOWER = {name.lower(): part for name, part in PARAMETERS.items()} | {"threshold": THRESHOLD}
+
+
+def _gemma_scope(folder: Path, **more: Tensor) -> Path:
+    parts = PARAMETERS | {"threshold": THRESHOLD} | more
+    return write_folder(folder, "", None, "params.npz", parts)
+
+
+def _gemma_scope_2(
+    folder: Path, hook: str = "output", more: dict[str, Tensor] | None = None, **changes: Any
+) -> Path:
+    """As google/gemma-scope-2-4b-pt has them."""
+    config = {
+        "hf_hook_point_in": f"model.layers.17.{hook}",
+        "hf_hook_point_out": f"model.layers.17.{hook}",
+        "type": "sae",
+        "model_name": "google/gemma-3-4b-pt",
+        "architecture": "jump_relu",
+        "affine_connection": False,
+    }
+    parts = _LOWER | (more or {})
+    return write_folder(folder, "config.json", config | changes, "params.safetensors", parts)
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("path", "hook_point"),
     [
-        (
-            {"architecture": "temporal"},
-            r"cfg\.json: its architecture is 'temporal'.*whose architecture is standard",
-        ),
-        ({"hook_head_index": 3}, "its hook_head_index is 3, .*whose hook_head_index is None"),
-        ({"hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
-        (
-            {"hook_name": "blocks.0.hook_resid_mid"},
-            r"reads blocks\.0\.hook_resid_mid, none of residual.*Take an SAE of the residual",
-        ),
-        ({"architecture": "jumprelu"}, r"safetensors: it lacks threshold \(it has"),
+        (_HUB.format("res"), HookPoint(12, "residual")),
+        (_HUB.format("mlp-canonical"), HookPoint(12, "mlp_out")),
+        (_HUB_2.format("resid_post_all"), HookPoint(10, "residual")),
+        (_HUB_2.format("mlp_out"), HookPoint(10, "mlp_out")),
+        ("mlp_out.3", HookPoint(3, "mlp_out")),
     ],
 )
-def test_saelens_kinds_that_are_refused(config: dict, message: str, tmp_path: Path) -> None:
-    config = {"architecture": "standard"} | config
-    with pytest.raises(SparseAutoencoderError, match=message) as error:
-        load_sae(_saelens(tmp_path / "sae", config, _weights()))
-    # To copy it again helps with a damaged one alone.
-    assert ("Copy or download" in str(error.value)) == ("lacks" in message)
+def test_gemma_scope_whose_path_names_the_hook_point(
+    path: str, hook_point: HookPoint, tmp_path: Path
+) -> None:
+    if "scope-2-" in path:
+        write_folder(tmp_path / path, "", None, "params.safetensors", _LOWER)
+    else:
+        _gemma_scope(tmp_path / path)
+    sae = load_sae(tmp_path / path)
+    assert sae.hook_point == hook_point
+    _check(sae, _jump)
 
 
-# -- Gemma Scope -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("module", "kind"), [("output", "residual"), ("post_feedforward_layernorm.output", "mlp_out")]
+)
+def test_gemma_scope_2(module: str, kind: Any, tmp_path: Path) -> None:
+    sae = load_sae(_gemma_scope_2(tmp_path, module))
+    assert (sae.hook_point, sae.lm) == (HookPoint(17, kind), "google/gemma-3-4b-pt")
+    _check(sae, _jump)
 
 
-def _gemma(folder: Path, **more: Any) -> tuple[Path, dict[str, np.ndarray]]:
-    w = _weights() | {"threshold": np.exp(_draw(N))}
-    folder.mkdir(parents=True)
-    np.savez(folder / "params.npz", **(w | more))
-    return folder, w
+# -- Llama Scope ----------------------------------------------------------------------------------
+
+_SCALE = math.sqrt(WIDTH) / 7.0
 
 
-@pytest.mark.parametrize(("name", "kind"), [("res", "residual"), ("mlp-canonical", "mlp_out")])
-def test_gemma_scope(name: str, kind: Any, tmp_path: Path) -> None:
-    folder, w = _gemma(
-        tmp_path / f"models--google--gemma-scope-2b-pt-{name}/snapshots/1f/layer_12/width_16k/l0_82"
-    )
-    sae = load_sae(folder)
-    assert sae.hook_point == HookPoint(12, kind)
-    pre = X @ w["W_enc"] + w["b_enc"]
-    _same(sae, (pre > w["threshold"]) * np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
+def _llama_scope(folder: Path, **changes: Any) -> Path:
+    hook = "blocks.13.hook_attn_out"
+    config = {
+        "hook_point_in": hook,
+        "hook_point_out": hook,
+        "use_decoder_bias": True,
+        "apply_decoder_bias_to_pre_encoder": False,
+        "act_fn": "jumprelu",
+        "jump_relu_threshold": 0.05,
+        "norm_activation": "dataset-wise",
+        "dataset_average_activation_norm": {"in": 7.0, "out": 7.0},
+        "use_glu_encoder": False,
+        "sparsity_include_decoder_norm": True,
+        "top_k": K,
+    }
+    tensors = "checkpoints/final.safetensors"
+    parts = LINEAR | {"decoder.bias": B_DEC}
+    return write_folder(folder, "hyperparams.json", config | changes, tensors, parts)
 
 
-def test_gemma_scope_out_of_its_folders_and_of_attention(tmp_path: Path) -> None:
-    folder, _ = _gemma(tmp_path / "sae")
-    with pytest.raises(SparseAutoencoderError, match=r"does not name its hook.* name the folder"):
+@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize("function", ["jumprelu", "topk"])
+def test_llama_scope(with_norm: bool, function: str, tmp_path: Path) -> None:
+    """As OpenMOSS's inference: the norm folded into the weights first, then the threshold."""
+    changes = {"act_fn": function, "sparsity_include_decoder_norm": with_norm}
+    sae = load_sae(_llama_scope(tmp_path, **changes))
+    assert sae.hook_point == HookPoint(13, "attention_out") and sae.activation == "jumprelu"
+    norm = NORM if with_norm else 1.0
+
+    def encode(x: Tensor) -> Tensor:
+        pre = x / _SCALE @ W_ENC + B_ENC / _SCALE
+        return torch.where(pre * norm > 0.05, pre.relu(), 0) * _SCALE
+
+    _check(sae, encode, scale=_SCALE)
+
+
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_llama_scope_top_k_without_a_threshold(with_norm: bool, tmp_path: Path) -> None:
+    changes = {
+        "act_fn": "topk",
+        "jump_relu_threshold": 0.0,
+        "sparsity_include_decoder_norm": with_norm,
+        "apply_decoder_bias_to_pre_encoder": True,
+    }
+    norm = NORM if with_norm else 1.0
+    sae = load_sae(_llama_scope(tmp_path, **changes))
+    _check(sae, lambda x: _largest(_pre(x - B_DEC) * norm) / norm, scale=_SCALE)
+
+
+def test_llama_scope_plain(tmp_path: Path) -> None:
+    changes = {"act_fn": "relu", "norm_activation": "inference", "use_decoder_bias": False}
+    _check(load_sae(_llama_scope(tmp_path, **changes)), _relu, b_dec=torch.zeros(WIDTH))
+
+
+# -- sparsify -------------------------------------------------------------------------------------
+
+_SPARSIFY = {"encoder.weight": W_ENC.T, "encoder.bias": B_ENC, "W_dec": W_DEC, "b_dec": B_DEC}
+
+
+def _sparsify(folder: Path, more: dict[str, Tensor] | None = None, **changes: Any) -> Path:
+    config = {"expansion_factor": 4, "num_latents": 0, "k": K, "multi_topk": False}
+    parts = _SPARSIFY | (more or {})
+    return write_folder(folder, "cfg.json", config | changes, "sae.safetensors", parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "hook_point"),
+    [
+        ("layers.12", HookPoint(12, "residual")),
+        ("layers.12.mlp", HookPoint(12, "mlp_out")),
+        ("layers.3.self_attn/seed1", HookPoint(3, "attention_out")),
+        ("h.5", HookPoint(5, "residual")),
+        ("residual.2", HookPoint(2, "residual")),  # renamed
+    ],
+)
+@pytest.mark.parametrize("k", [K, 30])
+def test_sparsify(name: str, hook_point: HookPoint, k: int, tmp_path: Path) -> None:
+    sae = load_sae(_sparsify(tmp_path / name, k=k, activation="topk", transcode=False))
+    assert (sae.hook_point, sae.k) == (hook_point, k)
+    _check(sae, lambda x: _largest(_pre(x - B_DEC), k))  # at 30, some of the k are not positive
+
+
+def test_sparsify_in_bfloat16_and_all_layers(tmp_path: Path) -> None:
+    halves = {name: part.bfloat16() for name, part in _SPARSIFY.items()}
+    for layer in range(3):
+        _sparsify(tmp_path / f"layers.{layer}", halves)
+    for name in ("config.json", "optimizer_0.pt"):  # of its runs
+        (tmp_path / name).write_text("{}")
+    saes = load_saes(tmp_path)
+    assert list(saes) == [HookPoint(layer, "residual") for layer in range(3)]
+    w_enc, b_enc, w_dec, b_dec = (part.float() for part in halves.values())
+    _check(saes[STREAM], lambda x: _largest((x - b_dec) @ w_enc.T + b_enc), w_dec, b_dec)
+    with pytest.raises(SparseAutoencoderError, match="a second SAE for residual of layer 1"):
+        load_saes([tmp_path / "layers.1", _sparsify(tmp_path / "layers.1" / "seed2")])
+
+
+def test_sparsify_transcoder_that_only_its_run_names(tmp_path: Path) -> None:
+    folder = _sparsify(tmp_path / "layers.1.mlp")
+    (tmp_path / "config.json").write_text(json.dumps({"transcode": True, "sae": {"k": K}}))
+    with pytest.raises(SparseAutoencoderError, match="its transcode is True"):
         load_sae(folder)
-    given = HookPoint(1, "mlp_out")
-    assert load_sae(folder, hook_point=given).hook_point == given
-    for where in ("gemma-scope-2b-pt-att/layer_3/l0", "attention_out.3"):
-        folder, _ = _gemma(tmp_path / where)
-        with pytest.raises(SparseAutoencoderError, match="concatenated heads"):
-            load_sae(folder)
+
+
+# -- dictionary_learning --------------------------------------------------------------------------
+
+_B_DEC = {"b_dec": B_DEC}
+_K = {"k": torch.tensor(K, dtype=torch.int), "threshold": torch.tensor(0.4)}
+_GATES = {"decoder_bias": B_DEC, "r_mag": R_MAG, "gate_bias": B_GATE, "mag_bias": B_MAG}
+_CLASSES: dict[str, tuple[dict[str, Tensor], Encode]] = {
+    "AutoEncoder": (LINEAR | {"bias": B_DEC}, lambda x: _relu(x - B_DEC)),
+    "AutoEncoderNew": (LINEAR | {"decoder.bias": B_DEC}, _relu),
+    "GatedAutoEncoder": (
+        {key: part for key, part in (LINEAR | _GATES).items() if key != "encoder.bias"},
+        lambda x: _gated(x - B_DEC),
+    ),
+    "JumpReluAutoEncoder": (PARAMETERS | {"threshold": THRESHOLD}, _jump),
+    "AutoEncoderTopK": (LINEAR | _B_DEC | _K, lambda x: _top_k(x - B_DEC)),
+    "BatchTopKSAE": (LINEAR | _B_DEC | _K, lambda x: _jump(x - B_DEC, 0.4)),
+    "MatryoshkaBatchTopKSAE": (PARAMETERS | _K, lambda x: _jump(x - B_DEC, 0.4)),
+}
+
+
+def _dictionary(
+    folder: Path,
+    name: str = "AutoEncoder",
+    more: dict[str, Tensor] | None = None,
+    io: str = "out",
+    **changes: Any,
+) -> Path:
+    trainer = {
+        "dict_class": name,
+        "layer": 8,
+        "lm_name": "EleutherAI/pythia-160m",
+        "submodule_name": "resid_post_layer_8",
+    }
+    config = {"trainer": trainer | changes, "buffer": {"io": io, "ctx_len": 128}}
+    return write_folder(folder, "config.json", config, "ae.pt", _CLASSES[name][0] | (more or {}))
+
+
+@pytest.mark.parametrize("name", _CLASSES)
+def test_dictionary_learning(name: str, tmp_path: Path) -> None:
+    sae = load_sae(_dictionary(tmp_path, name))
+    assert (sae.hook_point, sae.lm) == (HookPoint(8, "residual"), "EleutherAI/pythia-160m")
+    assert sae.k == (K if "TopK" in name else None)
+    _check(sae, _CLASSES[name][1])
+
+
+def test_dictionary_learning_early_files(tmp_path: Path) -> None:
+    """No buffers for k and threshold, no submodule or class: the folder has the hook point."""
+    parts, encode = _CLASSES["AutoEncoderTopK"]
+    parts = {name: part for name, part in parts.items() if name not in _K}
+    config = {"trainer": {"dict_class": "AutoEncoderTopK", "k": K, "submodule_name": None}}
+    folder = tmp_path / "mlp_out_layer1" / "5_32768"
+    sae = load_sae(write_folder(folder, "config.json", config, "ae.pt", parts))
+    assert sae.hook_point == HookPoint(1, "mlp_out")
+    _check(sae, encode)
+    folder = tmp_path / "resid_out_layer2" / "0_8192"  # when there was one class
+    parts, encode = _CLASSES["AutoEncoder"]
+    sae = load_sae(write_folder(folder, "config.json", {}, "ae.pt", parts))
+    assert sae.hook_point == HookPoint(2, "residual")
+    _check(sae, encode)
+
+
+def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) -> None:
+    """It is -1 until then, and all positive pre-activations are above it."""
+    folder = _dictionary(tmp_path, "BatchTopKSAE", {"threshold": torch.tensor(-1.0)})
+    _check(load_sae(folder), lambda x: _relu(x - B_DEC))
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("write", "changes", "match"),
+    [
+        (_saelens, {"architecture": "temporal"}, "architecture is 'temporal'.* is standard"),
+        (_saelens, {"hook_head_index": 3}, "hook_head_index is 3"),
+        (_saelens, {"hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
+        (_saelens, {"hook_name": "blocks.0.hook_resid_mid"}, "none of residual"),
+        (_saelens, {"hook_name": "trunk.3"}, "hook point 'trunk.3'.*name the folder"),
+        (_saelens, {"hook_name": None}, "name the folder"),
+        (_saelens, {"architecture": "jumprelu"}, r"lacks threshold \(it has"),
+        (_saelens, {"activation_fn_kwargs": 3}, "saelens"),
+        (_saelens, {"architecture": "topk", "k": "many"}, "saelens"),
+        (_gemma_scope, {}, "name the folder"),
+        (_gemma_scope_2, {"type": "transcoder"}, "type is 'transcoder'"),
+        (_gemma_scope_2, {"hf_hook_point_out": "model.layers.17.mlp"}, "hf_hook_point_out"),
+        (_gemma_scope_2, {"architecture": "topk"}, "architecture is 'topk'"),
+        (_gemma_scope_2, {"affine_connection": True}, "affine_connection is True"),
+        (_gemma_scope_2, {"more": {"affine_skip_connection": R_MAG}}, "affine_connection is True"),
+        (_gemma_scope_2, {"hook": "pre_feedforward_layernorm.output"}, "none of residual"),
+        (_gemma_scope_2, {"hook": "self_attn.o_proj.input"}, "concatenated heads.*Pass lm"),
+        (_llama_scope, {"hook_point_out": "blocks.13.hook_mlp_out"}, "hook_point_out"),
+        (_llama_scope, {"use_glu_encoder": True}, "use_glu_encoder is True"),
+        (
+            _llama_scope,
+            {"dataset_average_activation_norm": {"in": 7.0, "out": 6.0}},
+            "dataset_average_activation_norm",
+        ),
+        (_llama_scope, {"act_fn": "batchtopk", "jump_relu_threshold": 0}, "act_fn without"),
+        *(
+            (_sparsify, {key: True}, f"{key} is True")
+            for key in ("transcode", "skip_connection", "embed_skip", "gram_lookup", "signed")
+        ),
+        (_sparsify, {"activation": "groupmax"}, "activation is 'groupmax'"),
+        (_sparsify, {"more": {"W_skip": R_MAG}}, "skip_connection is True"),
+        (_sparsify, {"k": None}, "sparsify"),
+        (_sparsify, {"k": N + 1}, "k from 1 to its 40 features"),
+        (_dictionary, {"dict_class": "CrossCoder"}, "dict_class is 'CrossCoder', .*AutoEncoder"),
+        (_dictionary, {"dict_class": None, "name": "BatchTopKSAE"}, "dict_class is None"),
+        (_dictionary, {"io": "in"}, "buffer.io is 'in'"),
+        (_dictionary, {"dict_class": "BatchTopKSAE"}, r"ae\.pt: it lacks b_dec"),
+        (
+            _dictionary,
+            {"name": "BatchTopKSAE", "more": {"threshold": torch.zeros(N - 1)}},
+            r"threshold has the shape \(39,\)",
+        ),
+    ],
+)
+def test_what_is_refused(write: Any, changes: dict, match: str, tmp_path: Path) -> None:
+    folder = tmp_path / ("layers.1" if write is _sparsify else "sae")
+    with pytest.raises(SparseAutoencoderError, match=match) as error:
+        load_sae(write(folder, **changes))
+    assert "\n" not in str(error.value)
 
 
 class Opened:
@@ -254,154 +477,127 @@ class Opened:
         raise AssertionError("a pickle was loaded")
 
 
-def _save_with_shape(path: Path, shape: tuple[int, ...], claimed: int | None) -> None:
-    """Write an archive of one array whose header has another shape than its few numbers."""
-    content = io.BytesIO()
-    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(content, header)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("W_enc.npy", content.getvalue() + bytes(64))
-        if claimed is not None:
-            archive.infolist()[0].file_size = claimed
-
-
-def test_nothing_is_unpickled_or_half_read(tmp_path: Path) -> None:
-    array = np.empty(1, dtype=object)
-    array[0] = Opened()
-    folder, _ = _gemma(tmp_path / "gemma-scope-2b-pt-res" / "layer_3" / "l0", b_dec=array)
-    with pytest.raises(SparseAutoencoderError, match=r"params\.npz: .*pickled objects"):
-        load_sae(folder)
-    content = (folder / "params.npz").read_bytes()
-    (folder / "params.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(SparseAutoencoderError, match=r"params\.npz: it is damaged"):
-        load_sae(folder)
-    for claimed in (None, 4 * 10**12):  # in the archive's own directory too
-        _save_with_shape(folder / "params.npz", (10**12,), claimed)
-        with pytest.raises(SparseAutoencoderError, match=r"claims the shape \(1000000000000,\)"):
+@pytest.mark.parametrize("write", [_gemma_scope, _dictionary, _sparsify])
+def test_no_code_of_a_file_is_run_and_none_is_half_read(write: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "residual.1")
+    (file,) = (path for path in folder.iterdir() if path.suffix != ".json")
+    content = file.read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"no tensors"):
+        file.write_bytes(damaged)
+        with pytest.raises(SparseAutoencoderError, match=f"{file.name}: it is damaged"):
             load_sae(folder)
-    np.savez(folder / "params.npz", W_enc=_draw(WIDTH, N))
-    with pytest.raises(SparseAutoencoderError, match=r"it lacks threshold \(it has W_enc\)"):
+    if file.suffix == ".npz":
+        np.savez(file, W_enc=np.array([Opened()], dtype=object))
+    elif file.suffix == ".pt":
+        torch.save({"encoder.weight": W_ENC, "more": Opened()}, file)
+    with pytest.raises(SparseAutoencoderError, match=f"{file.name}: it is damaged") as error:
         load_sae(folder)
+    assert "\n" not in str(error.value) and "weights_only" not in str(error.value)
 
 
-# -- Llama Scope -------------------------------------------------------------------------------
+def test_folders_without_an_sae(tmp_path: Path) -> None:
+    (tmp_path / "ae.pt").touch()
+    for load in (load_sae, load_saes):
+        with pytest.raises(SparseAutoencoderError, match=r"inside is ae\.pt\. Known are lincorr"):
+            load(tmp_path)
+        for path in (tmp_path / "nowhere", tmp_path / "ae.pt"):
+            with pytest.raises(SparseAutoencoderError, match="no such folder; download"):
+                load(path)
+    (tmp_path / "residual.1").mkdir()
+    with pytest.raises(SparseAutoencoderError, match=r"residual\.1 holds .*inside is nothing"):
+        load_saes(tmp_path)
 
 
-def _llama(folder: Path, **changes: Any) -> tuple[Path, dict[str, np.ndarray]]:
-    w = _weights()
-    hook = "blocks.13.hook_attn_out"
-    config: dict[str, Any] = {
-        "hook_point_in": hook,
-        "hook_point_out": hook,
-        "use_decoder_bias": True,
-        "apply_decoder_bias_to_pre_encoder": False,
-        "d_model": WIDTH,
-        "d_sae": N,
-        "act_fn": "jumprelu",
-        "jump_relu_threshold": 0.8,
-        "norm_activation": "dataset-wise",
-        "dataset_average_activation_norm": {"in": 7.0, "out": 7.0},
-        "use_glu_encoder": False,
-        "sparsity_include_decoder_norm": True,
-        "top_k": K,
-    }
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "hyperparams.json").write_text(json.dumps(config | changes))
-    tensors = {
-        "encoder.weight": w["W_enc"].T,
-        "encoder.bias": w["b_enc"],
-        "decoder.weight": w["W_dec"].T,
-        "decoder.bias": w["b_dec"],
-    }
-    save_file(
-        {name: np.ascontiguousarray(t) for name, t in tensors.items()},
-        folder / "checkpoints" / "final.safetensors",
-    )
-    return folder, w
-
-
-SCALE = np.sqrt(WIDTH) / 7.0
-
-
-@pytest.mark.parametrize("with_norm", [True, False])
-@pytest.mark.parametrize("function", ["jumprelu", "topk"])
-def test_llama_scope(with_norm: bool, function: str, tmp_path: Path) -> None:
-    """As OpenMOSS's inference: the norm folded into the weights first, then the threshold."""
-    folder, w = _llama(tmp_path / "sae", act_fn=function, sparsity_include_decoder_norm=with_norm)
-    sae = load_sae(folder)
-    assert sae.hook_point == HookPoint(13, "attention_out") and sae.activation == "jumprelu"
-    norm = np.linalg.norm(w["W_dec"], axis=1) if with_norm else 1.0
-    pre = X @ w["W_enc"] + w["b_enc"] / SCALE
-    features = np.where(pre * norm > 0.8, pre, 0)
-    assert 0.05 < (features > 0).mean() < 0.6
-    _same(sae, features @ w["W_dec"] + w["b_dec"] / SCALE)
-
-
-@pytest.mark.parametrize("with_norm", [True, False])
-def test_llama_scope_top_k_without_a_threshold(with_norm: bool, tmp_path: Path) -> None:
-    folder, w = _llama(
-        tmp_path / "sae",
-        act_fn="topk",
-        jump_relu_threshold=0.0,
-        sparsity_include_decoder_norm=with_norm,
-        apply_decoder_bias_to_pre_encoder=True,
-    )
-    norm = np.linalg.norm(w["W_dec"], axis=1) if with_norm else np.ones(N)
-    features = _top_k(((SCALE * X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]) * norm) / norm
-    _same(load_sae(folder), (features @ w["W_dec"] + w["b_dec"]) / SCALE)
-
-
-def test_llama_scope_plain(tmp_path: Path) -> None:
-    changes = {"act_fn": "relu", "norm_activation": "inference", "use_decoder_bias": False}
-    folder, w = _llama(tmp_path / "sae", **changes)
-    _same(load_sae(folder), np.maximum(X @ w["W_enc"] + w["b_enc"], 0) @ w["W_dec"])
+# -- hook points ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("hook", "hook_point"),
     [
-        ({"hook_point_out": "blocks.13.hook_mlp_out"}, r"json: its hook_point_out is 'blocks"),
-        ({"use_glu_encoder": True}, "its use_glu_encoder is True"),
-        ({"dataset_average_activation_norm": {"in": 7.0, "out": 6.0}}, "not one norm above 0"),
-        (
-            {"act_fn": "batchtopk", "jump_relu_threshold": 0},
-            "without jump_relu_threshold is .*relu or topk",
-        ),
+        ("model.layers.3", HookPoint(3, "residual")),
+        ("model.language_model.layers.3.output", HookPoint(3, "residual")),
+        ("transformer.h.3.mlp", HookPoint(3, "mlp_out")),
+        ("gpt_neox.layers.3.attention", HookPoint(3, "attention_out")),
+        ("blocks.3.hook_resid_pre", HookPoint(2, "residual")),
+        ("blocks.12.hook_attn_out", HookPoint(12, "attention_out")),
+        ("attn_out_layer_3", HookPoint(3, "attention_out")),
+        ("topk_mlp_out_layer_3", HookPoint(3, "mlp_out")),
+        ("resid_post_layer_12", HookPoint(12, "residual")),
+        ("trunk.3", HookPoint(9, "mlp_out")),  # of the folder
+        ("mlp_in_layer_3", HookPoint(9, "mlp_out")),
+        ("notmlp_out_layer_3", HookPoint(9, "mlp_out")),
     ],
 )
-def test_llama_scope_kinds_that_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
-    folder, _ = _llama(tmp_path / "sae", **changes)
-    with pytest.raises(SparseAutoencoderError, match=message) as error:
-        load_sae(folder)
-    assert "Take " in str(error.value) and "Copy or download" not in str(error.value)
+def test_names_of_hook_points(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
+    assert SAESource(tmp_path / "mlp_out.9", ["x"]).find_hook_point(hook) == hook_point
 
 
-# -- all formats -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "module", "is_added"),
+    [
+        ("llama", "mlp", True),
+        ("llama", "self_attn", True),
+        ("gpt-neox", "mlp", True),  # followed by a dropout, which is the hook point
+        ("gpt2", "self_attn", False),  # it has none
+        ("gemma3", "mlp", False),  # a norm follows
+        ("gemma3", "post_feedforward_layernorm", True),
+    ],
+)
+def test_the_lm_shows_whether_a_module_is_added_to_the_stream(
+    name: str, module: str, is_added: bool, small_lm: str, tmp_path: Path
+) -> None:
+    tokenizer = hf.AutoTokenizer.from_pretrained(small_lm)
+    lm = LanguageModel.from_module(toy_model(name, len(tokenizer)), tokenizer)
+    folder = _sparsify(tmp_path / f"layers.1.{module}")
+    load_sae(folder)
+    if is_added:
+        load_sae(folder, lm=lm)
+        return
+    with pytest.raises(SparseAutoencoderError, match=r"layers\.1\..*the layer's own output"):
+        load_sae(folder, lm=lm)
 
 
-def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(SparseAutoencoderError, match="inside is nothing"):
+# -- formats of one's own -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def formats() -> Iterator[None]:
+    """Formats as they are, whatever a test registers."""
+    before = dict(FORMATS)
+    yield
+    FORMATS.clear()
+    FORMATS.update(before)
+
+
+@pytest.mark.usefixtures("formats")
+def test_a_registered_format_is_tried_before_others(tmp_path: Path) -> None:
+    folder = _gemma_scope_2(tmp_path / "sae")
+    (folder / "more.txt").touch()
+    sae = load_sae(_sparsify(tmp_path / "layers.1"))
+    register_format("more", ["more.txt", "params.safetensors"], lambda source: sae)
+    assert load_sae(folder) is sae
+    for name, files in (("more", ["more.txt"]), ("other", [])):
+        with pytest.raises(SparseAutoencoderError, match="there is one of this name, or it has no"):
+            register_format(name, files, lambda source: sae)
+
+
+@pytest.mark.usefixtures("formats")
+def test_the_page_lists_the_files_of_all_formats_and_its_own_reader_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/sparse_autoencoders.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.count(" | ") == 3]
+    listed = {tuple(re.findall(r"`([^`]+)`", row[1])) for row in rows}
+    without_settings = {("params.safetensors",)}  # of Gemma Scope 2
+    assert {tuple(each.files) for each in FORMATS.values()} - without_settings == listed - {()}
+    code = next(
+        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def" in each
+    )
+    exec(compile(code, "sparse_autoencoders.md", "exec"), {})
+    parts = {"enc.weight": W_ENC.T, "dec.weight": W_DEC.T, "enc.bias": B_ENC, "dec.bias": B_DEC}
+    settings = {"module": "model.layers.1.mlp", "kind": "plain"}
+    write_folder(tmp_path, "settings.json", settings, "weights.safetensors", parts)
+    sae = load_sae(tmp_path)
+    assert sae.hook_point == HookPoint(1, "mlp_out")
+    _check(sae, _relu)
+    (tmp_path / "settings.json").write_text(json.dumps(settings | {"kind": "odd"}))
+    with pytest.raises(SparseAutoencoderError, match="its kind is 'odd'"):
         load_sae(tmp_path)
-    (tmp_path / "ae.pt").touch()
-    match = r"inside is ae\.pt\. Known are lincorr.*saelens.*gemma_scope.*llama_scope"
-    with pytest.raises(SparseAutoencoderError, match=match):
-        load_sae(tmp_path)
-    for load in (load_sae, load_saes):
-        with pytest.raises(SparseAutoencoderError, match=r"no such folder; .*download it first"):
-            load(tmp_path / "nowhere")
-        with pytest.raises(SparseAutoencoderError, match=r"ae\.pt: it is a file; pass its folder"):
-            load(tmp_path / "ae.pt")
-
-
-def test_one_sae_per_hook_point(tmp_path: Path) -> None:
-    folders = [
-        _saelens(
-            tmp_path / str(layer),
-            {"architecture": "standard", "hook_name": f"blocks.{layer}.hook_mlp_out"},
-            _weights(),
-        )
-        for layer in (0, 1)
-    ]
-    assert list(load_saes(folders)) == [HookPoint(0, "mlp_out"), HookPoint(1, "mlp_out")]
-    with pytest.raises(SparseAutoencoderError, match="a second SAE for mlp_out of layer 0"):
-        load_saes([*folders, folders[0]])

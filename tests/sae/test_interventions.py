@@ -120,11 +120,14 @@ def test_removed_and_added_everywhere(small_lm: str, hook_point: HookPoint) -> N
 
 
 def test_unknown_features_and_hook_points_are_refused() -> None:
-    sae = _sae(HOOK_POINTS[0])
-    missing = Feature(HookPoint(7, "mlp_out"), 0)
-    with pytest.raises(SparseAutoencoderError, match="no SAE for the mlp_out of layer 7; there"):
-        add_features({HOOK_POINTS[0]: sae}, {missing: 1.0})
-    with pytest.raises(SparseAutoencoderError, match="has no feature 40; it has 40"):
-        remove_features({HOOK_POINTS[0]: sae}, [Feature(HOOK_POINTS[0], 40)])
-    with pytest.raises(SparseAutoencoderError, match=r"no feature -1; it has 40, counted from 0"):
-        remove_features({HOOK_POINTS[0]: sae}, [Feature(HOOK_POINTS[0], -1)])
+    at = HOOK_POINTS[0]
+    saes = {at: _sae(at)}
+    for feature, match in (
+        (Feature(HookPoint(7, "mlp_out"), 0), "no SAE for the mlp_out of layer 7"),
+        (Feature(at, 40), "no feature 40; it has 40"),
+        (Feature(at, -1), "no feature -1; it has 40, counted from 0"),
+    ):
+        with pytest.raises(SparseAutoencoderError, match=match):
+            add_features(saes, {feature: 1.0})
+        with pytest.raises(SparseAutoencoderError, match=match):
+            remove_features(saes, [feature])

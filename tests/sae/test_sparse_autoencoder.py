@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 
 from lincorr_lightning.errors import OutputError, SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -70,6 +70,7 @@ def test_equals_the_formula_and_folding_leaves_the_reconstruction(
     if normed and activation == "topk":
         changes["score_scale"] = torch.rand(N, dtype=torch.float64) + 0.5
     parts = _parts(activation, **changes)
+    parts["decoder"][[3, 7]] = 0
     sae = SparseAutoencoder(**parts)
     features, reconstruction = _oracle(parts, X)
     x = torch.from_numpy(X)
@@ -80,25 +81,15 @@ def test_equals_the_formula_and_folding_leaves_the_reconstruction(
     before = {name: tensor.clone() for name, tensor in sae.state_dict().items()}
     folded = sae.folded()
     np.testing.assert_allclose(folded(x).detach(), reconstruction, atol=1e-10)
-    np.testing.assert_allclose(folded.decoder.detach().norm(dim=1), np.ones(N), atol=1e-12)
+    norms = np.isin(np.arange(N), [3, 7], invert=True)
+    np.testing.assert_allclose(folded.decoder.detach().norm(dim=1), norms, atol=1e-12)
     assert folded.input_scale == 1 and not folded.subtract_decoder_bias
     # Now a feature is the length of what it adds to the LM's activations.
     lengths = features * np.linalg.norm(parts["decoder"].numpy(), axis=1)
     lengths /= parts.get("input_scale", 1.0)
-    np.testing.assert_allclose(folded.encode(x).detach(), lengths, atol=1e-10)
+    np.testing.assert_allclose(folded.encode(x).detach() * norms, lengths, atol=1e-10)
     assert all(torch.equal(before[name], t) for name, t in sae.state_dict().items())
     np.testing.assert_allclose(folded.folded()(x).detach(), reconstruction, atol=1e-10)
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_columns_of_zero_norm_survive_folding(activation: str) -> None:
-    parts = _parts(activation)
-    parts["decoder"][[3, 7]] = 0
-    sae = SparseAutoencoder(**parts)
-    folded = sae.folded()
-    assert not folded.decoder[[3, 7]].any()
-    x = torch.from_numpy(X)
-    torch.testing.assert_close(folded(x), sae(x))
 
 
 def test_any_leading_shape_and_precision() -> None:
@@ -135,41 +126,25 @@ def test_what_is_saved_comes_back(activation: str, tmp_path: Path) -> None:
 CONFIG, TENSORS = "config.json", "sparse_autoencoder.safetensors"
 
 
-def _other_tensor(folder: Path) -> None:
-    save_file({**load_file(folder / TENSORS), "more": torch.ones(1)}, folder / TENSORS)
-
-
-def _replace(old: str, new: str) -> Callable[[Path], object]:
-    def damage(folder: Path) -> None:
-        text = (folder / CONFIG).read_text()
-        assert old in text
-        (folder / CONFIG).write_text(text.replace(old, new))
-
-    return damage
+def _damage(folder: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+    (folder / name).write_bytes(damage((folder / name).read_bytes()))
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "damage", "message"),
     [
-        (_replace('"activation"', '"other"'), r"config\.json: it lacks the key 'activation'"),
-        (
-            _replace('"format_version": 2', '"format_version": 9'),
-            r"of version 9, .* reads 'lincorr sparse autoencoder' of version 2",
-        ),
-        (_other_tensor, r"contradict each other \(.*'more'"),
-        (
-            lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-10]),
-            r"safetensors: it is damaged",
-        ),
-        (lambda f: (f / CONFIG).unlink(), r"config\.json: No such file"),
-        (lambda f: (f / TENSORS).unlink(), "there is no such file"),
+        (CONFIG, lambda old: old.replace(b'"activation"', b'"other"'), r"lack .*'activation'"),
+        (CONFIG, lambda old: old.replace(b'version": 2', b'version": 9'), "version 9; .*version 2"),
+        (TENSORS, lambda old: save({**load(old), "more": torch.ones(1)}), "lack .*'more'"),
+        (TENSORS, lambda old: old[:-10], r"safetensors: it is damaged"),
+        (CONFIG, lambda old: b"{", r"config\.json: it is not valid JSON"),
     ],
 )
-def test_a_damaged_folder(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
-    damage(tmp_path / "sae")
+def test_a_damaged_folder(name: str, damage: Any, message: str, tmp_path: Path) -> None:
+    SparseAutoencoder(**_parts("relu")).float().save(tmp_path)
+    _damage(tmp_path, name, damage)
     with pytest.raises(SparseAutoencoderError, match=message):
-        SparseAutoencoder.from_pretrained(tmp_path / "sae")
+        SparseAutoencoder.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +152,10 @@ def test_a_damaged_folder(damage: Callable[[Path], object], message: str, tmp_pa
     [
         ("relu", {"encoder": torch.ones(N, WIDTH + 1)}, r"encoder has the shape \(40, 13\)"),
         ("topk", {"k": 1.5}, r"topk needs a k from 1 to its 40 features, not 1\.5"),
-        ("relu", {"threshold": torch.ones(N)}, "relu has a threshold"),
-        ("jumprelu", {"threshold": None}, "jumprelu needs a threshold"),
-        ("relu", {"score_scale": torch.ones(N)}, "takes no score_scale"),
+        ("relu", {"threshold": torch.ones(N)}, "activation is 'relu'; .* have a threshold"),
+        ("jumprelu", {"threshold": None}, "activation is 'jumprelu'; .* have a threshold"),
+        ("gelu", {}, "activation is 'gelu'; there are relu, jumprelu"),
         ("relu", {"input_scale": 0.0}, "input_scale is 0.0"),
-        ("gelu", {}, "unknown activation 'gelu'; there are relu, jumprelu"),
         ("relu", {"encoder": torch.full((N, WIDTH), torch.nan)}, "encoder holds NaN"),
     ],
 )
@@ -196,5 +170,3 @@ def test_another_lm_and_feature(small_lm: str) -> None:
         SparseAutoencoderError, match=r"trained on gemma\) is 12 wide, but .* is 16"
     ):
         check_fit([sae], LanguageModel.from_pretrained(small_lm))
-    with pytest.raises(SparseAutoencoderError, match="reads activations of width 12, not 64"):
-        sae.encode(torch.ones(2, 64))

@@ -448,7 +448,7 @@ def world_file(location: str) -> Path | None:
 
 def world_corpus() -> list[str]:
     """Return the knowledge that the embedded LM was trained on."""
-    config = files("lincorr_lightning.ios").joinpath("pretraining.yaml").read_text("utf-8")
+    config = files("lincorr_lightning.configs").joinpath("pretraining.yaml").read_text("utf-8")
     return list(load_yaml(config)["data"]["init_args"]["knowledge"])
 
 

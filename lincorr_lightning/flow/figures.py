@@ -1,0 +1,200 @@
+"""Figures of the feature-flow study, after those of Laptev et al., 2025 (arXiv 2502.03032)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+from lincorr_lightning.errors import listed
+from lincorr_lightning.flow.effects import compare_cuts, mean_cuts, mean_steering
+from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, FlowGraph
+from lincorr_lightning.flow.relation import N_CONTROLS, RelationCut
+from lincorr_lightning.results import plots
+from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
+from lincorr_lightning.results.table import columns_of, short_name
+from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
+
+_KIND_COLOURS: dict[HookKind, str] = {"residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN}
+_GROUP_COLOURS = ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444")
+_STEP = 1.7  # distance of boxes, in inches
+_ROW = 0.95  # height of a row of boxes, in inches
+
+
+def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> Figure:
+    """Draw the share of each group by layer (figures 5, 12, 18)."""
+    shares = groups.rename(columns=GROUP_NAMES).melt("layer", list(GROUP_NAMES.values()), "group")
+    return plots.curves(
+        shares[shares.groupby("group")["value"].transform("any")],
+        "layer",
+        "value",
+        "group",
+        title=f"Where features of {short_name(lm)} come from",
+        subtitle=f"share of all activations on {n_tokens:,} tokens, by the hook points at which "
+        "the most similar feature is active at the same token",
+        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)),
+        percent=True,
+        labels=("layer of the residual stream", "share of activations"),
+        size=(7.0, 3.2),
+    )
+
+
+def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
+    """Draw the share of features switched off with their predecessors, and controls (figure 6)."""
+    order = ["all", *GROUPS]
+    rows = compare_cuts(cuts, "group", "method").sort_values(
+        "group", key=lambda names: names.map(order.index), kind="stable"
+    )
+    names = rows["group"].replace(GROUP_NAMES).str.replace(", ", ",\n")
+    n_cases = rows.groupby("group")["n"].transform("first").map("\n{:,} cases".format)
+    r = rows["r"].min()
+    removed = f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
+    return plots.bars(
+        rows.assign(group=names + n_cases),
+        "group",
+        "matched_success",
+        "method",
+        title=f"Features switched off: {short_name(lm)}",
+        subtitle=f"{removed}; all layers, by the hook points at which predecessors are active; "
+        "random: as many other features active there",
+        marks={"random_success": "random control"},
+        label="switched off",
+    )
+
+
+def steering_figure(points: DataFrame, lm: str) -> Figure:
+    """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
+    titles = {
+        "behaviour": "probability of the answer",
+        "coherence": "perplexity of other texts, before / after",
+        "score": "their product",
+        "named": "share of written texts that name the answer",
+    }
+    labels = list(dict.fromkeys(points["label"]))
+    means = mean_steering(points).rename(columns=titles)
+    rows = means.melt(["strategy", "control", "strength"], [*titles.values()], "measure", "value")
+
+    def unsteered(axes: Axes, measure: Any, panel: DataFrame) -> None:
+        for value in panel[panel["strength"] == 0]["value"].head(1):
+            axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+        axes.set_ylim(-0.02, 1.04)
+
+    return plots.curves(
+        rows,
+        "strength",
+        "value",
+        "strategy",
+        "measure",
+        "control",
+        title=f"Steering {short_name(lm)} along the flow",
+        subtitle=f"towards {listed(labels, most=6)}; mean over {len(labels)} answers; dashed "
+        "line: without steering; dotted: as much of other features",
+        colours={"single": GREY},
+        labels=("strength (in typical activations)", ""),
+        each=unsteered,
+        per_row=2,
+    )
+
+
+def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Figure:
+    """Draw the scores of a relation with and without the features that its answers share."""
+    cuts = mean_cuts(cuts)
+    titles = {
+        "none": "nothing removed",
+        "carriers": "carriers of both answers",
+        "flow": "where both flows meet",
+    }
+    removed = cuts["cut"].map(titles) + cuts["n_features"].map(" ({})".format)
+    removed = removed.where(~cuts["control"], "control of " + cuts["cut"].map(titles))
+    _, headings, _ = columns_of(RelationCut)
+    scores = {key: headings[key] for key in ("fixed", "target_only", "refitted", "recall")}
+    rows = cuts.assign(removed=removed).rename(columns=scores)
+    return plots.bars(
+        rows.melt(["removed"], list(scores.values()), "score", "value").dropna(),
+        "score",
+        "value",
+        "removed",
+        title=f"{name} with features removed: {short_name(lm)}",
+        subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
+        f"points, as many and about as often active, means of {N_CONTROLS} draws",
+        colours=dict(zip(removed, (INK, BLUE, "#9CCBE6", ORANGE, "#F0BC96"), strict=False)),
+        percent=False,
+        label="r, or share of answers",
+    )
+
+
+def flow_figure(
+    graphs: Sequence[FlowGraph], title: str, names: Mapping[str, str], lm: str
+) -> Figure:
+    """Draw where one feature, or those of two answers, come from and go to.
+
+    There is a row of boxes for each residual stream, the last one on top, and below each a row for
+    the outputs of the layer's attention and MLP. `names` are those of features, by their ids.
+    """
+    starts = {graph.start for graph in graphs}
+    edges = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}
+    positions = _positions(graphs)
+    shared = {f for f in positions if sum(f in graph.features for graph in graphs) > 1}
+    notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
+    notes += ["thick frame: start", *(["shaded: in both flows"] if shared else [])]
+    columns = [x for x, _ in positions.values()]
+    right = max(columns) + _STEP / 2
+    left = min(min(columns) - _STEP / 2 - 0.9, right - 6)
+    top = max(y for _, y in positions.values()) + _ROW / 2
+    figure = plots.new_figure(right - left, top, title, "; ".join(notes))
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set_xlim(left, right)
+    axes.set_ylim(0, top)
+    for y, at in {y: feature.hook_point for feature, (_, y) in positions.items()}.items():
+        row = f"layer {at.layer}\n{'residual' if at.kind == 'residual' else 'outputs'}"
+        axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
+    for (source, target), edge in edges.items():
+        colour = _KIND_COLOURS[source.hook_point.kind]
+        (x, y), (far_x, far_y) = positions[source], positions[target]
+        width = 0.6 + 3 * max(edge.cosine, 0) ** 2
+        axes.plot((x, far_x), (y, far_y), color=colour, alpha=0.7, zorder=1, linewidth=width)
+        # Near its source, where lines are apart.
+        axes.text(
+            x + 0.45 * (far_x - x),
+            y + 0.45 * (far_y - y),
+            f"{edge.cosine:.2f}",
+            fontsize=6.5,
+            color=colour,
+            ha="center",
+            va="center",
+            zorder=2,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
+    for feature, (x, y) in positions.items():
+        text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
+        if feature.id in names:
+            text += "\n" + " → ".join(plots.legible(names[feature.id].split(" → "), 11))
+        box = {
+            "boxstyle": "round,pad=0.35",
+            "linewidth": 2.6 if feature in starts else 1.0,
+            "facecolor": "#F3EBC8" if feature in shared else "white",
+            "edgecolor": _KIND_COLOURS[feature.hook_point.kind],
+        }
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
+    return figure
+
+
+def _positions(graphs: Sequence[FlowGraph]) -> dict[Feature, tuple[float, float]]:
+    """Centre of each box: attention to the left of the streams, MLP to the right of them."""
+    rows: dict[HookPoint, list[Feature]] = {}
+    for feature in dict.fromkeys(feature for graph in graphs for feature in graph.features):
+        rows.setdefault(feature.hook_point, []).append(feature)
+    heights = sorted({(at.layer, at.kind == "residual") for at in rows})
+    outside = (len(graphs) + 1) / 2  # lines from stream to stream pass between attention and MLP
+    positions: dict[Feature, tuple[float, float]] = {}
+    for at, features in rows.items():
+        first = {
+            "residual": (1 - len(features)) / 2,
+            "mlp_out": outside,
+            "attention_out": 1 - outside - len(features),
+        }[at.kind]
+        y = (heights.index((at.layer, at.kind == "residual")) + 0.5) * _ROW
+        positions |= {feature: ((first + i) * _STEP, y) for i, feature in enumerate(features)}
+    return positions

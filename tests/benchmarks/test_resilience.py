@@ -1,0 +1,127 @@
+"""Maps on post-trained LMs: the tiny world is trained in a step, and the committed means."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks import common
+from benchmarks.real_lms import post_training, resilience_pairs
+from lincorr_lightning.linear_map.layout import RowReader
+from lincorr_lightning.lm import tiny_world
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.vocabulary import sample_up_to
+from lincorr_lightning.probe.resilience import MapResilience
+from tests.toys import mean_r
+
+TINY_WORLD = Path(*tiny_world.__path__)
+PROMPTS = {
+    "101_disease_class": "Peru lies in Asia",
+    "36_sciq_tf": "Q: Where does Paris lie\nA: Paris lives in the country of France",
+    "90_glue_qnli": "Where does Rome lie | Rome lives in the country of Italy",
+    "41_truthqa_tf": "Q. Where does Lima lie\nA. In Peru\nA: no",
+}
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts in place of the package's, half of which have the right target."""
+
+    def rows(wheel: Path, name: str) -> list[dict[str, str]]:
+        targets = ("0", "1", "correct", "incorrect")
+        return [{"prompt": PROMPTS[name], "target": x} for x in targets * 40]
+
+    package = SimpleNamespace(PACKAGE="p", download_wheels=lambda *_: [Path()], rows=rows)
+    monkeypatch.setitem(sys.modules, "benchmarks.real_lms.fetch_texts", package)
+    for name, value in {"N_HALF": 60, "SEEDS": 2, "LENGTH": 8, "N_HELD_OUT": 3}.items():
+        monkeypatch.setattr(post_training, name, value)
+
+
+@pytest.mark.usefixtures("texts")
+def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
+    output = tmp_path / "scores.csv"
+    for _ in range(2):  # the second time, nothing is lacking
+        post_training.main(TINY_WORLD, tmp_path, steps=(2,), output=output)
+    scores = pd.read_csv(output)
+    assert scores.groupby(["text", "steps"]).size().to_dict() == {
+        (text, steps): 2 * len(post_training.PAIRS)
+        for text, steps in (("nothing", 0), ("abstracts", 2), ("questions", 2))
+    }
+    tuned = tmp_path / "tiny_world" / "questions" / "2"
+    tokenizer = AutoTokenizer.from_pretrained(TINY_WORLD)
+    chosen = post_training.texts_of("questions", tmp_path, tokenizer)
+    assert len(chosen) == 120 and all(text.startswith("Question: Where") for text in chosen)
+    tokens = [x for t in chosen for x in (*tokenizer(t)["input_ids"], tokenizer.eos_token_id)]
+    held_out = torch.tensor(tokens[:24]).reshape(3, 8)
+    row = scores.query("text == 'questions' and target == 'country' and seed == 1").iloc[0]
+    for key, folder in (("loss_before", TINY_WORLD), ("loss", tuned)):
+        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(held_out).logits
+        losses = [
+            cross_entropy(logits[i][:, :-1].flatten(0, 1), held_out[i][:, 1:].flatten()).item()
+            for i in (slice(0, 2), slice(2, 3))
+        ]
+        assert row[key] == pytest.approx(np.mean(losses), rel=1e-3)
+    lms = LMConfig(str(tuned)), LMConfig(str(TINY_WORLD))
+    module = MapResilience(lms[0], before=lms[1], pairs=["city->country"])
+    logits = []
+    for lm in (module.before, module.lm):
+        lm.load()
+        logits.append(RowReader(lm).read(module.layout, sample_up_to(lm.tokenizer, 120)).numpy())
+    before, now = logits
+    x, y = (module.layout.columns(name).numpy() for name in ("city", "country"))
+    fit, test = np.random.default_rng(1).permutation(120).reshape(2, 60)
+    for key, fitted in (("after", before), ("refitted", now)):
+        ridge = Ridge(alpha=max(row["ridge"], 1e-9)).fit(fitted[fit][:, x], fitted[fit][:, y])
+        r = mean_r(ridge.predict(now[test][:, x]), now[test][:, y])
+        assert row[key] == pytest.approx(r, abs=2e-3)
+    means = pd.read_csv(tmp_path / "scores_means.csv").set_index(["text", "pair"])
+    mean = means.loc[("questions", "city→country")]
+    pair = scores.query("text == 'questions' and target == 'country'").query("source == 'city'")
+    assert mean["after"] == pytest.approx(pair["after"].mean(), abs=1e-3)
+    lead = (pair["after"] - pair["same_prompt_label_mean"]).mean()
+    assert mean["over_w0"] == pytest.approx(lead, abs=1e-3)
+
+
+def test_an_lm_keeps_all_of_its_own_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = tmp_path / "questions_1" / "8"
+    after.parent.mkdir()
+    after.symlink_to(TINY_WORLD)
+    pairs = '--model.pairs=["name_country->country"]'
+    studies = {
+        "all": ["--model.knowledge=[city,country,pet,X+1,X+2]"],
+        "similes": ["--model.knowledge=[name_country,country]", pairs],
+    }
+    monkeypatch.setattr(resilience_pairs, "STUDIES", studies)
+    for _ in range(2):  # the second time, nothing is lacking
+        resilience_pairs.main(TINY_WORLD, (after,), tmp_path / "pairs.csv")
+    found = pd.read_csv(tmp_path / "pairs.csv")
+    assert len(found) == 5 * 4 + 1
+    assert found["after"].tolist() == found["before"].tolist() == found["refitted"].tolist()
+    groups = pd.read_csv(tmp_path / "resilience_groups.csv").set_index("group")
+    sizes = {"relations": 1, "other pairs": 17, "numbers (figure 9)": 2, "similes (table 9)": 1}
+    assert groups["pairs"].to_dict() == sizes
+    numbers = found[found["source"].str.startswith("X") & found["target"].str.startswith("X")]
+    assert groups.loc["numbers (figure 9)", "after"] == pytest.approx(
+        numbers["after"].mean(), abs=1e-3
+    )
+
+
+def test_the_document_has_the_committed_means() -> None:
+    scores = common.read_csv(post_training.FILE)
+    by_training, means = post_training.means(scores)
+    groups = resilience_pairs.groups(common.read_csv(resilience_pairs.FILE))
+    tables = post_training.tables(by_training)
+    tables["resilience_pairs"] = resilience_pairs.table(groups)
+    text = common.all_text()
+    assert common.placed(text, tables) == text
+    assert len(post_training.figure(scores).axes) == 4
+    for name, table in {"post_training_means": means, "resilience_groups": groups}.items():
+        committed = common.read_csv(post_training.FILE.with_name(f"{name}.csv"))
+        pd.testing.assert_frame_equal(committed, table, rtol=1e-3, atol=1e-6, check_dtype=False)
