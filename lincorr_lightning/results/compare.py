@@ -167,7 +167,7 @@ def _numbers(pair: Pair, pairs: Sequence[Pair], seen: set[Any]) -> Iterator[tupl
         for at, values in zip(both.index, means, strict=True):
             row = dict(zip(keys, at if len(keys) > 1 else (at,), strict=False))
             name = ", ".join(x if isinstance(x, str) else f"{k} {x}" for k, x in row.items())
-            # Of a row `before`, as of the key ``before.p_new`` of results.json.
+            # Of a row `before`, as of the key ``before.generalized`` of results.json.
             means_of = *(f"{x}_{number}" for x in row.values()), number.replace(".", "_")
             samples = chain.from_iterable(map(sampled, means_of))
             for rest, *found in _differences(values, row, samples, seen):

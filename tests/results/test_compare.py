@@ -386,11 +386,6 @@ STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
             "unchanged",
             "macro_generalized",
             "macro_hallucinated",
-            "p_new",
-            "p_old",
-            "efficacy",
-            "source_unchanged",
-            "target_unchanged",
         },
     ),
     "token_geometry": (
