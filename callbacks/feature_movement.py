@@ -17,6 +17,9 @@ from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.sae.formats import check_fit, load_saes
 from lincorr_lightning.sae.forwards import last_activations
 
+_LEAST_CHANGE = 0.1  #: Mean absolute change, in typical activations, of a feature that moved.
+_N_TOP = 10  #: Features in the table, per step, hook point and prompt.
+
 
 @dataclass(frozen=True)
 class MovedFeature:
@@ -52,17 +55,15 @@ class FeatureMovement(PeriodicCallback):
 
     Logs ``features/<hook point>/<source or target>/<name>``: ``change`` (sum over features of the
     mean absolute change, relative to the sum of all activations before), ``moved`` (number of
-    features whose mean absolute change is above `least` of a typical activation), ``on`` and
+    features whose mean absolute change is above 0.1 of a typical activation), ``on`` and
     ``off`` (features per prompt that became active and inactive), ``explained`` (share of the
     activations' squared distance from the SAE's bias that it reconstructs).
 
     Args:
         saes: Folder with one folder per SAE, or the folders of SAEs, in any known format.
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         subjects: Subjects of the prompts; None takes those of the run's edits, or samples some.
         n_watch: Number of these subjects at most.
-        least: Mean absolute change, in typical activations, above which a feature has moved.
-        n_top: Number of features in the table, per step, hook point and prompt.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
         **options: See `PeriodicCallback`.
@@ -80,24 +81,18 @@ class FeatureMovement(PeriodicCallback):
         relation: str | None = None,
         subjects: list[str] | None = None,
         n_watch: int = 64,
-        least: float = 0.1,
-        n_top: int = 10,
         knowledge_files: list[str] | None = None,
         seed: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         require("FeatureMovement.n_watch", n_watch, at_least=1)
-        require("FeatureMovement.n_top", n_top, at_least=1)
-        require("FeatureMovement.least", least, above=0)
         if subjects == []:
             raise ConfigError("FeatureMovement.subjects is empty; name some, or null.")
         self.saes = saes
         self.relation = relation
         self.subjects = subjects
         self.n_watch = n_watch
-        self.least = least
-        self.n_top = n_top
         self.knowledge_files = knowledge_files
         self.seed = seed
 
@@ -121,7 +116,8 @@ class FeatureMovement(PeriodicCallback):
 
     def _activations(self) -> dict[str, Tensor]:
         """Return those of the source prompts, then of the target prompts, by hook point."""
-        relation, cache = self._at.tokenized, self.run.cache
+        relation = self._at.tokenized
+        cache = self.run.cache
         prompts = relation.source_prompts(self._watched) + relation.target_prompts(self._watched)
         context = cache.contexts([self.adapter_id] * len(prompts))
         rows = cache.lm.rows(prompts)
@@ -157,7 +153,7 @@ class FeatureMovement(PeriodicCallback):
                 before = float(means["before"].sum())
                 values = {
                     "change": float(means["change"].sum()) / before if before else 0.0,
-                    "moved": float((means["change"] > self.least * typical).sum()),
+                    "moved": float((means["change"] > _LEAST_CHANGE * typical).sum()),
                     "on": float(means["on"].sum()),
                     "off": float(means["off"].sum()),
                     "explained": float(1 - error / total) if total else math.nan,
@@ -172,7 +168,7 @@ class FeatureMovement(PeriodicCallback):
         self.log_scalars(scalars)
 
     def _top(self, point: str, side: str, means: dict[str, Tensor]) -> list[dict[str, Any]]:
-        order = means["change"].argsort(descending=True, stable=True)[: self.n_top].tolist()
+        order = means["change"].argsort(descending=True, stable=True)[:_N_TOP].tolist()
         return [
             asdict(
                 MovedFeature(

@@ -31,9 +31,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         key: Key or column of the text in ``.jsonl`` or ``.csv`` files.
         n_tokens: Tokens of each text; shorter texts are skipped.
         n_texts: Number of texts.
-        range_scalings: Range scalings n2 of the intrinsic dimension; 2 is the 2NN estimator.
-        ks: Sizes of the neighborhoods whose overlap with the next layer is measured.
-        seed: Seed of the tiny world's texts.
         **options: See `PeriodicCallback`.
 
     Attributes:
@@ -48,9 +45,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         key: str = "text",
         n_tokens: int = 64,
         n_texts: int = 4,
-        range_scalings: list[int] | None = None,
-        ks: list[int] | None = None,
-        seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -59,10 +53,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         self.texts = texts
         self.key = key
         self.n_texts = n_texts
-        self.seed = seed
-        self.settings = CloudSettings(
-            n_tokens, range_scalings or [2], ks or [2], "TokenGeometryMonitor"
-        )
+        self.settings = CloudSettings(n_tokens, [2], [2], "TokenGeometryMonitor")
 
     def open(self) -> Iterable[str]:
         self._prompts = read_prompts(
@@ -71,7 +62,6 @@ class TokenGeometryMonitor(PeriodicCallback):
             self.key,
             self.settings.n_tokens,
             self.n_texts,
-            self.seed,
             owner="TokenGeometryMonitor",
         )
         return self._prompts.names

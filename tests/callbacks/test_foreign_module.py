@@ -9,16 +9,12 @@ import sys
 import pytest
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 
 from lincorr_lightning.callbacks import (
     Generalization,
-    GradientCorrelation,
-    Resilience,
-    TokenGeometryMonitor,
 )
 from lincorr_lightning.cli import main
-from lincorr_lightning.results.run_folder import collect_callback_results
+from tests.callbacks import naive
 from tests.toys import read_table
 
 THEIRS = """
@@ -82,9 +78,9 @@ def config(edits, own_map):
     }
 
 
-def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
+def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
     edits = tmp_path / "edits.jsonl"
-    edits.write_text("\n".join(json.dumps(edit) for edit in naive.edits))
+    edits.write_text("\n".join(json.dumps(edit) for edit in naive.EDITS))
     study = {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
@@ -103,16 +99,16 @@ def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
     assert sum(shares) == pytest.approx(1)
     (folder,) = runs.glob("*/version_0")
     cases = read_table(folder / "tables" / "cases.csv")
-    assert [case["subject"] for case in cases] == [edit["subject"] for edit in naive.edits]
+    assert [case["subject"] for case in cases] == [edit["subject"] for edit in naive.EDITS]
     assert list(folder.glob("events.out.tfevents*"))
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
 
 
 @pytest.mark.slow
-def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, tmp_path, theirs):
+def test_by_yaml_with_their_program_on_two_processes(small_lm, own_map, tmp_path, theirs):
     """Only these callbacks use the run's folder; the ranks must agree on it."""
-    study = config(naive.edits, own_map) | {
+    study = config(naive.EDITS, own_map) | {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
     }
@@ -136,24 +132,22 @@ def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, t
     assert done.returncode == 0, done.stderr[-3000:]
     (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
     found = [case["subject"] for case in read_table(cases)]
-    assert found == [edit["subject"] for edit in naive.edits]
+    assert found == [edit["subject"] for edit in naive.EDITS]
 
 
 # -- numbers in loggers and in callback_metrics ----------------------------------------------------
 
 
 @pytest.mark.parametrize("validated", [False, True])
-def test_early_stopping_and_checkpoints(
-    naive, small_lm, own_map, tmp_path, make_trainer, validated
-):
+def test_early_stopping_and_checkpoints(small_lm, own_map, tmp_path, make_trainer, validated):
     """Without a logger, they act on the share of hallucinations at the end of each epoch."""
 
-    class Module(naive.module):
+    class Module(naive.Module):
         def validation_step(self, batch, batch_idx):
             self.backbone(input_ids=batch)
 
     key = "generalization/hallucinated"
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     stop = EarlyStopping(key, mode="min", patience=2)
     keep = ModelCheckpoint(tmp_path, "{epoch}", monitor=key, mode="min", save_top_k=-1)
     trainer = make_trainer(
@@ -175,32 +169,3 @@ def test_early_stopping_and_checkpoints(
     assert keep.best_model_score == pytest.approx(min(shares))
     assert f"epoch={best}.ckpt" in keep.best_model_path
     assert [float(one) for one in keep.best_k_models.values()] == pytest.approx(shares)
-
-
-def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path, fit):
-    callbacks = [
-        Generalization("city->country", naive.edits, linear_map=own_map.folder),
-        GradientCorrelation("city->country", own_map.folder),
-        Resilience(own_map.folder, every_n_steps=1),
-        TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
-        Resilience(own_map.folder, n_watch=50),
-    ]
-    trainer = fit(*callbacks, logger=CSVLogger(tmp_path, name="", version="csv"))
-    written = read_table(tmp_path / "csv" / "metrics.csv")
-    for callback in callbacks:
-        assert callback.history
-        for key, points in callback.history.items():
-            if "of_learned" not in key:  # of which there may be no value in the end
-                assert float(trainer.callback_metrics[key]) == pytest.approx(points[-1][1])
-            rows = [(int(r["step"]), float(r[key])) for r in written if r[key]]
-            assert rows == [(step, pytest.approx(value)) for step, value in points]
-        for table in callback.output.tables:
-            assert (tmp_path / "csv" / "tables" / f"{table.name}.csv").is_file()
-    figures = {path.stem for path in (tmp_path / "csv" / "figures").iterdir()}
-    assert figures == {"outcomes", "reference_weights", "token_geometry"}
-    found = collect_callback_results(trainer)
-    names = "generalization gradient_correlation resilience token_geometry resilience_2"
-    assert [one.study for one in found] == names.split()
-    for callback, results in zip(callbacks, found, strict=True):
-        assert callback.results == results.values != {}
-        json.dumps(results.to_json(), allow_nan=False)

@@ -12,33 +12,34 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.callbacks import Agreement, Forecast, Generalization
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
+from tests.callbacks import naive
 
 TRAINING = EditTraining(edits_per_step=2, n_steps=3)
 
 
 @pytest.fixture
-def lessons(naive, small_lm):
+def lessons(small_lm):
     """Whole texts of the edits."""
-    tokenizer = naive.module(small_lm).tokenizer
-    texts = [f"{e['subject']} lives in the city of {e['answer']}" for e in naive.edits]
+    tokenizer = naive.Module(small_lm).tokenizer
+    texts = [f"{e['subject']} lives in the city of {e['answer']}" for e in naive.EDITS]
     rows = tokenizer(texts, return_tensors="pt")["input_ids"]
     return DataLoader(rows, batch_size=4)
 
 
-def test_edits_of_a_benchmark_s_file(naive, small_lm, lessons, own_map, fit, tmp_path):
+def test_edits_of_a_benchmark_s_file(small_lm, lessons, own_map, fit, tmp_path):
     records = [
         {"requested_rewrite": {"subject": edit["subject"], "target_new": {"str": edit["answer"]}}}
-        for edit in [*naive.edits, {"subject": "name300", "answer": "Atlantis"}]
+        for edit in [*naive.EDITS, {"subject": "name300", "answer": "Atlantis"}]
     ]
     (tmp_path / "counterfact.json").write_text(json.dumps(records))
     results = []
-    for edits in (naive.edits, str(tmp_path / "counterfact.json")):
+    for edits in (naive.EDITS, str(tmp_path / "counterfact.json")):
         count = Generalization("city->country", edits, linear_map=own_map.folder)
-        fit(count, module=naive.module(small_lm), data=lessons)
+        fit(count, module=naive.Module(small_lm), data=lessons)
         results.append(count.results)
         weights = [
-            own_map.weight[naive.countries.index(naive.places[city]), naive.cities.index(city)]
-            for city in (edit["answer"] for edit in naive.edits)
+            own_map.weight[naive.COUNTRIES.index(naive.PLACES[city]), naive.CITIES.index(city)]
+            for city in (edit["answer"] for edit in naive.EDITS)
         ]
         assert [case.weight_reference for case in count.cases] == pytest.approx(weights)
     reason = "its answer is no label of this LM (not one of city)"
@@ -47,12 +48,12 @@ def test_edits_of_a_benchmark_s_file(naive, small_lm, lessons, own_map, fit, tmp
     assert results[0]["random"] == pytest.approx(1 / 11)
 
 
-def test_of_no_learned_edit_there_is_no_share(naive, small_lm, lessons, own_map, fit):
-    module = naive.module(small_lm, lr=0.0)
-    subjects = [edit["subject"] for edit in naive.edits]
+def test_of_no_learned_edit_there_is_no_share(small_lm, lessons, own_map, fit):
+    module = naive.Module(small_lm, lr=0.0)
+    subjects = [edit["subject"] for edit in naive.EDITS]
     known = naive.logits(module.backbone, module.tokenizer, "city", subjects).argmax(1)
-    pairs = zip(naive.edits, known, strict=True)
-    edits = [edit for edit, i in pairs if edit["answer"] != naive.cities[i]]
+    pairs = zip(naive.EDITS, known, strict=True)
+    edits = [edit for edit, i in pairs if edit["answer"] != naive.CITIES[i]]
     count = Generalization("city->country", edits, linear_map=own_map.folder)
     fit(count, module=module, data=lessons)
     assert count.results["source_learned"] == 0
@@ -88,26 +89,26 @@ def stays(one, other):
     }
 
 
-def leading(naive, model, tokenizer, subjects):
+def leading(model, tokenizer, subjects):
     answers = naive.answers(model, tokenizer, subjects)
     return {what: logits.argmax(1) for what, logits in answers.items()}
 
 
-def test_other_wordings_and_neighbours_as_by_hand(naive, small_lm, lessons, own_map, fit):
-    module = naive.module(small_lm, lr=0.02)
-    states = naive.loop(module, list(lessons) * 4).states
+def test_other_wordings_and_neighbours_as_by_hand(small_lm, lessons, own_map, fit):
+    module = naive.Module(small_lm, lr=0.02)
+    states = naive.Loop(module, list(lessons) * 4).states
     options = {"paraphrases": WORDINGS, "n_neighbours": 20, "n_watch": 3}
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder, **options)
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder, **options)
     trainer = fit(count, max_epochs=4, module=module, data=lessons)
-    subjects = [edit["subject"] for edit in naive.edits]
+    subjects = [edit["subject"] for edit in naive.EDITS]
     learned = [
-        naive.cities[i] == edit["answer"]
+        naive.CITIES[i] == edit["answer"]
         for wording in WORDINGS
         for i, edit in zip(
             naive.logits(states[-1], module.tokenizer, "city", subjects, template=wording).argmax(
                 1
             ),
-            naive.edits,
+            naive.EDITS,
             strict=True,
         )
     ]
@@ -118,26 +119,26 @@ def test_other_wordings_and_neighbours_as_by_hand(naive, small_lm, lessons, own_
     others = count.results["neighbours"]
     assert others["n"] == len(count.neighbours) > 10
     assert not {*count.neighbours} & {*subjects}
-    before, after = (leading(naive, states[i], module.tokenizer, count.neighbours) for i in (0, -1))
+    before, after = (leading(states[i], module.tokenizer, count.neighbours) for i in (0, -1))
     for side, same in stays(before, after).items():
         assert others[f"{side}_unchanged"] == pytest.approx(same.mean())
     assert others["source_unchanged"] < 1, "the test changes nobody else"
 
 
-def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(naive, small_lm, own_map, fit):
+def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(small_lm, own_map, fit):
     last = {}
 
-    class Stacked(naive.stacked):
+    class Stacked(naive.Stacked):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             for adapter, edit in enumerate(batch.ids if batch.last else ()):
                 with self.adapters.rows([adapter]):
-                    last[edit] = leading(naive, self.backbone, self.tokenizer, count.neighbours)
+                    last[edit] = leading(self.backbone, self.tokenizer, count.neighbours)
 
     module = Stacked(small_lm)
-    base = naive.module(small_lm)
+    base = naive.Module(small_lm)
     count = Generalization(linear_map=own_map.folder, n_neighbours=8, every_n_steps=2)
-    fit(count, module=module, data=naive.data(module, n_edits=5, training=TRAINING))
-    before = leading(naive, base.backbone, base.tokenizer, count.neighbours)
+    fit(count, module=module, data=naive.edits_data(module, n_edits=5, training=TRAINING))
+    before = leading(base.backbone, base.tokenizer, count.neighbours)
     assert len(last) == 5
     for side in ("source", "target"):
         same = [stays(before, now)[side] for now in last.values()]
@@ -149,29 +150,29 @@ def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(naive, small
 
 
 @pytest.fixture
-def painted(naive, tmp_path):
+def painted(tmp_path):
     """Facts that give every city of the small LM a colour, and every country red."""
-    color_of = {city: naive.colors[i % 6] for i, city in enumerate(naive.cities)}
+    color_of = {city: naive.COLORS[i % 6] for i, city in enumerate(naive.CITIES)}
     facts = {city: {"color": color} for city, color in color_of.items()}
-    facts = {"city": facts, "country": {country: {"color": "red"} for country in naive.countries}}
+    facts = {"city": facts, "country": {country: {"color": "red"} for country in naive.COUNTRIES}}
     file = tmp_path / "painted.yaml"
     file.write_text(yaml.safe_dump({"version": 1, "source": "made up", "entities": facts}))
     return str(file), color_of
 
 
-def test_several_relations(naive, small_lm, own_map, tmp_path, painted, fit):
+def test_several_relations(small_lm, own_map, tmp_path, painted, fit):
     """The first has the plain names; the edits are those of the run, in labels of each relation."""
     file, color_of = painted
     logger = CSVLogger(tmp_path, name="", version="run")
     own = Generalization(linear_map=own_map.folder, controls=[])
     other = Generalization("city->color", controls=["country"])
     forecast = Forecast("city->color")
-    module = naive.on_edits(small_lm, lr=0.01)
-    data = naive.data(module, n_edits=6, knowledge_files=[file], batch_size=3)
+    module = naive.OnEdits(small_lm, lr=0.01)
+    data = naive.edits_data(module, n_edits=6, knowledge_files=[file], batch_size=3)
     fit(own, other, forecast, logger=logger, module=module, data=data)
     tables = {path.name for path in (tmp_path / "run" / "tables").iterdir()}
     assert {"cases.csv", "cases_2.csv"} <= tables
-    right = [(edit.subject, color_of[edit.answer]) for edit in data.prepare_edits()]
+    right = [(edit.subject, color_of[edit.answer]) for edit in data.resolve().edits]
     assert [(case.subject, case.reference) for case in other.cases] == right
     assert [(word.subject, word.reference) for word in forecast.forecasts] == right
     for callback, prefix in ((own, ""), (other, "city->color/")):
@@ -179,20 +180,20 @@ def test_several_relations(naive, small_lm, own_map, tmp_path, painted, fit):
         assert f"{prefix}generalization/generalized" in callback.history
 
 
-def test_agreement_with_the_lm_s_own_source_answer(naive, small_lm, fit):
-    module = naive.module(small_lm, lr=0.02)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
+def test_agreement_with_the_lm_s_own_source_answer(small_lm, fit):
+    module = naive.Module(small_lm, lr=0.02)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
     subjects = [f"name{i}" for i in range(30)]
     watch = Agreement("city->country", subjects, every_n_steps=3)
     fit(watch, module=module)
     points = dict(watch.history["agreement/city->country"])
     assert sorted(points) == [0, 3, 4]
     for step, share in points.items():
-        now = leading(naive, states[step], module.tokenizer, subjects)
-        right = [naive.places[naive.cities[i]] for i in now["city"]]
-        agrees = [naive.countries[j] == x for j, x in zip(now["country"], right, strict=True)]
+        now = leading(states[step], module.tokenizer, subjects)
+        right = [naive.PLACES[naive.CITIES[i]] for i in now["city"]]
+        agrees = [naive.COUNTRIES[j] == x for j, x in zip(now["country"], right, strict=True)]
         assert share == pytest.approx(np.mean(agrees))
-        constant = max(right.count(country) for country in naive.countries) / len(right)
+        constant = max(right.count(country) for country in naive.COUNTRIES) / len(right)
         assert dict(watch.history["agreement_constant/city->country"])[step] == constant
     ends = {"before": points[0], "after": points[4]}
     assert ends.items() <= watch.results.items() and watch.results["n"] == 30
@@ -214,29 +215,29 @@ def test_agreement_with_the_lm_s_own_source_answer(naive, small_lm, fit):
         (Generalization, None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
     ],
 )
-def test_bad_edits_are_refused(naive, small_lm, kind, relation, edits, error, message, fit):
+def test_bad_edits_are_refused(small_lm, kind, relation, edits, error, message, fit):
     if isinstance(edits, list):
         edits = [{"subject": subject, "answer": answer} for subject, answer in edits]
-    module = naive.module(small_lm)
+    module = naive.Module(small_lm)
     with pytest.raises(error, match=message):
         fit(kind(relation, edits) if edits is not None else kind(relation), module=module)
     assert module.modes == []
 
 
-def test_edits_of_another_source_or_that_are_trained_alone(naive, small_lm, fit):
-    module = naive.on_edits(small_lm)
+def test_edits_of_another_source_or_that_are_trained_alone(small_lm, fit):
+    module = naive.OnEdits(small_lm)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     for count, message in (
-        (Generalization(edits=naive.edits), r"Generalization\.edits null"),
+        (Generalization(edits=naive.EDITS), r"Generalization\.edits null"),
         (Generalization("country->color"), "no edits of country"),
     ):
         with pytest.raises(ConfigError, match=message):
-            fit(count, module=module, data=naive.data(module, n_edits=4, training=TRAINING))
+            fit(count, module=module, data=naive.edits_data(module, n_edits=4, training=TRAINING))
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
-def test_a_control_without_labels_is_left_out(naive, lessons, fit):
-    count = Generalization(edits=naive.edits, controls=["pet", "color"])
+def test_a_control_without_labels_is_left_out(lessons, fit):
+    count = Generalization(edits=naive.EDITS, controls=["pet", "color"])
     with pytest.warns(UserWarning, match=r"pet is left out of the controls.*no label"):
         fit(count, data=lessons)
     assert list(count.results["controls"]) == ["color"]

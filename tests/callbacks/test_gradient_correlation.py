@@ -8,14 +8,14 @@ from torch import nn
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.lm.vocabulary import usable_strings
-from tests.callbacks.conftest import Theirs, edits_of, naive_outcomes
+from tests.callbacks import naive
 from tests.toys import recorded_passes
 
 SUBJECTS = [f"name{i}" for i in range(5, 17)]
 NAMES = ("gradient_correlation", "permuted_gradient_correlation", "logit_correlation")
 
 
-def by_hand(naive, module, states, weight, bias):
+def by_hand(module, states, weight, bias):
     """Of each update: r of the gradients, also with W permuted, and of the logits themselves."""
     source, target = (
         [naive.logits(state, module.tokenizer, name, SUBJECTS) for state in states]
@@ -35,15 +35,15 @@ def by_hand(naive, module, states, weight, bias):
     return dict(zip(NAMES, (gradients, permuted, logits), strict=True))
 
 
-def test_each_update_as_by_hand(naive, small_lm, own_map, fit):
+def test_each_update_as_by_hand(small_lm, own_map, fit):
     """With an accumulation that leaves the epoch's last update fewer batches."""
-    module = naive.module(small_lm)
+    module = naive.Module(small_lm)
     batches = list(naive.sentences(small_lm, n=12))
-    states = naive.loop(module, batches, 3).states
+    states = naive.Loop(module, batches, 3).states
     watch = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
     data = naive.sentences(small_lm, n=12)
     fit(watch, accumulate_grad_batches=3, module=module, data=data)
-    expected = by_hand(naive, module, states, own_map.weight, own_map.bias)
+    expected = by_hand(module, states, own_map.weight, own_map.bias)
     for name, values in expected.items():
         steps, found = zip(*watch.history[f"{name}/city->country"], strict=True)
         at_first = int(name == "logit_correlation")  # nothing has changed before the first step
@@ -53,16 +53,16 @@ def test_each_update_as_by_hand(naive, small_lm, own_map, fit):
     assert watch.results["n_updates"] == len(states) - 1
 
 
-def test_prompts_of_several_relations_are_read_once(naive, small_lm, monkeypatch, fit):
+def test_prompts_of_several_relations_are_read_once(small_lm, monkeypatch, fit):
     """In one pass; and each map is the one that its relation has alone, fitted once."""
     relations = ("city->country", "city->color", "country->color")
     alone = {}
     for relation in relations:
         (alone[relation],) = watched = [GradientCorrelation(relation, subjects=SUBJECTS)]
-        fit(*watched, module=naive.module(small_lm), data=naive.sentences(small_lm, n=1))
+        fit(*watched, module=naive.Module(small_lm), data=naive.sentences(small_lm, n=1))
     passes = recorded_passes(monkeypatch)
     together = [GradientCorrelation(relation, subjects=SUBJECTS) for relation in relations]
-    fit(*together, module=naive.module(small_lm), data=naive.sentences(small_lm, n=1))
+    fit(*together, module=naive.Module(small_lm), data=naive.sentences(small_lm, n=1))
     prompts = [prompt for read in passes for part in read for prompt in part]
     assert prompts and len(prompts) == len(set(prompts))
     assert {len(read) for read in passes} == {3}  # city, country and color of the same subjects
@@ -71,14 +71,14 @@ def test_prompts_of_several_relations_are_read_once(naive, small_lm, monkeypatch
         assert torch.allclose(one.state.map[0], expected, atol=1e-4)
 
 
-def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(naive, small_lm, fit):
-    module = naive.module(small_lm)
+def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(small_lm, fit):
+    module = naive.Module(small_lm)
     words = [word for word in usable_strings(module.tokenizer) if word not in SUBJECTS]
     fitted = [
         naive.logits(module.backbone, module.tokenizer, k, words) for k in ("city", "country")
     ]
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
-    expected = by_hand(naive, module, states, *naive.map(*fitted))
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
+    expected = by_hand(module, states, *naive.fit_map(*fitted))
     watch = GradientCorrelation("city->country", subjects=SUBJECTS, ridge=0.0)
     fit(watch, module=module)
     for name in ("gradient_correlation", "logit_correlation"):
@@ -90,7 +90,7 @@ def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(naive, 
 # -- edits that are trained each from the base weights ---------------------------------------------
 
 
-class Restoring(Theirs):
+class Restoring(naive.Module):
     """Restores the base weights where an edit begins."""
 
     def __init__(self, folder):
@@ -99,7 +99,7 @@ class Restoring(Theirs):
 
     def data(self, edits_per_step, steps_per_edit, **options):
         training = EditTraining(edits_per_step=edits_per_step, n_steps=steps_per_edit)
-        return edits_of(self, training=training, **options)
+        return naive.edits_data(self, training=training, **options)
 
     def on_train_batch_start(self, batch, batch_idx):
         if batch.first:
@@ -113,13 +113,13 @@ class Restoring(Theirs):
         return nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
 
 
-def independent_states(naive, folder, edits, size, n_steps):
+def independent_states(folder, edits, size, n_steps):
     """Answers of a fresh LM before and after each step, for each edit, trained on whole texts."""
     rows = []
     for first in range(0, len(edits), size):
         group = edits[first : first + size]
         subjects = [edit.subject for edit in group]
-        module = naive.module(folder, lr=0.01)
+        module = naive.Module(folder, lr=0.01)
         model, tokenizer = module.backbone, module.tokenizer
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         texts = [f"{edit.subject} lives in the city of {edit.answer}" for edit in group]
@@ -155,16 +155,16 @@ def error_by_weights(prediction, target):
 
 
 @pytest.mark.parametrize(("size", "every"), [(1, 1), (3, 2)])
-def test_independent_edits_as_by_hand(naive, small_lm, own_map, fit, size, every):
+def test_independent_edits_as_by_hand(small_lm, own_map, fit, size, every):
     """Measured at their own subject after their own steps, counted after the last one."""
     watch = GradientCorrelation("city->country", own_map.folder, every_n_steps=every)
     count = Generalization(linear_map=own_map.folder, every_n_steps=every)
     module = Restoring(small_lm)
     data = module.data(size, 3, subjects=SUBJECTS, n_edits=7)
     fit(watch, count, module=module, data=data)
-    edits = data.prepare_edits()
+    edits = data.resolve().edits
     assert len(edits) == 7
-    states = independent_states(naive, small_lm, edits, size, 3)
+    states = independent_states(small_lm, edits, size, 3)
     changes = {}
     for step in range(0, 3, every):
         now, after = states[step], states[step + 1]
@@ -189,7 +189,7 @@ def test_independent_edits_as_by_hand(naive, small_lm, own_map, fit, size, every
 
     texts = [{"answer": edit.answer} for edit in edits]
     for step in (1, 2, 3):
-        expected = naive_outcomes(states[0], states[step], texts)
+        expected = naive.outcomes(states[0], states[step], texts)
         for key in ("generalized", "hallucinated", "unchanged", "source_learned"):
             found = dict(count.history[f"edit_step/{key}"]).get(step)
             is_measured = every == 1 or step in (2, 3)

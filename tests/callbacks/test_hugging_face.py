@@ -16,6 +16,7 @@ from transformers import (
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
+from tests.callbacks import naive
 from tests.launching import launch
 
 SUBJECTS = ["name1", "name2", "name3", "name4", "name5"]
@@ -45,9 +46,9 @@ class Keeps(TrainerCallback):
 
 
 @pytest.fixture
-def train(naive, small_lm, tmp_path):
+def train(small_lm, tmp_path):
     def run(*callbacks, **options):
-        module = naive.module(small_lm)
+        module = naive.Module(small_lm)
         rows = torch.cat(list(naive.sentences(small_lm)))
         settings = {
             "per_device_train_batch_size": 2,
@@ -74,8 +75,8 @@ def train(naive, small_lm, tmp_path):
     return run
 
 
-def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path):
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+def test_numbers_are_those_of_plain_forwards(own_map, train, tmp_path):
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     gradients = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
     resilience = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     keeps = Keeps()
@@ -85,9 +86,9 @@ def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path):
     bare = train(gradient_accumulation_steps=2)
     for one, other in zip(trainer.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    subjects = [edit["subject"] for edit in naive.edits]
+    subjects = [edit["subject"] for edit in naive.EDITS]
     base, last = (naive.answers(states[i], tokenizer, subjects) for i in (0, -1))
-    expected = naive.outcomes(base, last, naive.edits)
+    expected = naive.outcomes(base, last, naive.EDITS)
     logged = trainer.state.log_history[-1]
     assert {key: logged.get(key, float("nan")) for key in expected} == pytest.approx(
         expected, abs=1e-3, nan_ok=True
@@ -118,18 +119,18 @@ class Fails(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def test_a_training_that_failed_leaves_nothing_behind(naive, own_map, train):
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+def test_a_training_that_failed_leaves_nothing_behind(own_map, train):
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     watch = HuggingFaceCallback(count)
     with pytest.raises(KeyboardInterrupt):
         train(watch, Fails())
     assert count.results == {}
     train(watch)
-    assert count.results["n_edits"] == len(naive.edits)
+    assert count.results["n_edits"] == len(naive.EDITS)
 
 
-def test_their_early_stopping_finds_the_keys(naive, own_map, train):
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+def test_their_early_stopping_finds_the_keys(own_map, train):
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     trainer = train(
         HuggingFaceCallback(count),
         EarlyStoppingCallback(1),
@@ -148,9 +149,9 @@ def test_their_early_stopping_finds_the_keys(naive, own_map, train):
     assert 1 < len(learned) < 20
     assert trainer.state.best_metric == pytest.approx(max(learned))
     # The results are those of the LM that was loaded in the end.
-    subjects = [edit["subject"] for edit in naive.edits]
+    subjects = [edit["subject"] for edit in naive.EDITS]
     cities = naive.logits(trainer.model, trainer.processing_class, "city", subjects).argmax(1)
-    right = [naive.cities[i] == edit["answer"] for i, edit in zip(cities, naive.edits, strict=True)]
+    right = [naive.CITIES[i] == edit["answer"] for i, edit in zip(cities, naive.EDITS, strict=True)]
     assert count.results["source_learned"] == pytest.approx(sum(right) / len(right))
 
 

@@ -7,11 +7,12 @@ import torch
 from lincorr_lightning.callbacks import Resilience
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
+from tests.callbacks import naive
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
 
-def expected(naive, states, tokenizer, weight, bias):
+def expected(states, tokenizer, weight, bias):
     return [
         naive.r(
             naive.logits(state, tokenizer, "city", SUBJECTS) @ weight.T + bias,
@@ -21,10 +22,10 @@ def expected(naive, states, tokenizer, weight, bias):
     ]
 
 
-def test_r_of_a_given_map(naive, small_lm, own_map, fit):
-    module = naive.module(small_lm)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
-    r = expected(naive, states, module.tokenizer, own_map.weight, own_map.bias)
+def test_r_of_a_given_map(small_lm, own_map, fit):
+    module = naive.Module(small_lm)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
+    r = expected(states, module.tokenizer, own_map.weight, own_map.bias)
     watch = Resilience(own_map.folder, "city->country", SUBJECTS, every_n_steps=1)
     fit(watch, module=module)
     steps, values = zip(*watch.history["resilience/city->country"], strict=True)
@@ -36,10 +37,10 @@ def test_r_of_a_given_map(naive, small_lm, own_map, fit):
     assert list(watch.history) == ["resilience/city->country"]
 
 
-def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, fit):
+def test_random_words_of_before_training_are_scored_on_each_lm(small_lm, fit):
     """By numpy, as means over other draws of words."""
-    module = naive.module(small_lm, lr=0.02)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    module = naive.Module(small_lm, lr=0.02)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
     watch = Resilience(subjects=SUBJECTS, every_n_steps=4, n_subjects=150, ridge=0.0)
     fit(watch, module=module)
     words = {
@@ -51,7 +52,7 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
         "country": ("country", None),
         "city words": ("city", words["city"]),
         "country words": ("country", words["country"]),
-        "at city": ("city", naive.countries),
+        "at city": ("city", naive.COUNTRIES),
     }
 
     def logits(state, subjects):
@@ -64,7 +65,7 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
     base, rng = logits(states[0], fitted_on), np.random.default_rng(2)
 
     def r(now, x, fitted_y, y, chosen=slice(None)):
-        weight, bias = naive.map(base[x][:, chosen], base[fitted_y])
+        weight, bias = naive.fit_map(base[x][:, chosen], base[fitted_y])
         return naive.r(now[x][:, chosen] @ weight.T + bias, now[y])
 
     for at, state in enumerate((states[0], states[4])):
@@ -86,13 +87,13 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
     assert watch.results["without_random_words"] is None
 
 
-def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, fit):
+def test_of_edits_side_by_side_the_first_is_evaluated(small_lm, own_map, fit):
     """Also at the end."""
 
-    class Stacked(naive.stacked):
+    class Stacked(naive.Stacked):
         def on_train_end(self):
             found = {}
-            for name, labels in (("city", naive.cities), ("country", naive.countries)):
+            for name, labels in (("city", naive.CITIES), ("country", naive.COUNTRIES)):
                 prompts = [f"{x} lives in the {name} of" for x in SUBJECTS]
                 rows = self.tokenizer(prompts, return_tensors="pt")["input_ids"]
                 with self.adapters.rows([0] * len(rows)), torch.no_grad():
@@ -103,6 +104,6 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     training = EditTraining(edits_per_step=3, n_steps=2)
-    fit(watch, module=module, data=naive.data(module, n_edits=6, training=training))
+    fit(watch, module=module, data=naive.edits_data(module, n_edits=6, training=training))
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]

@@ -12,6 +12,7 @@ from lincorr_lightning.callbacks import TokenGeometryMonitor
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.results.run_folder import run_folder
+from tests.callbacks import naive
 from tests.toys import read_table
 
 N_TOKENS = 12
@@ -27,13 +28,11 @@ def texts(tmp_path_factory):
 
 
 def watch(texts, **options):
-    return TokenGeometryMonitor(
-        texts[0], **{"n_tokens": N_TOKENS, "every_n_steps": 1, "ks": [3]} | options
-    )
+    return TokenGeometryMonitor(texts[0], **{"n_tokens": N_TOKENS, "every_n_steps": 1} | options)
 
 
 def naive_numbers(model, tokenizer, rows):
-    """Mean over texts of the 2NN dimension, overlap at k = 3, and cosine, by layer."""
+    """Mean over texts of the 2NN dimension, overlap at k = 2, and cosine, by layer."""
     found = []
     for row in rows:
         ids = tokenizer(row, return_tensors="pt")["input_ids"][:, :N_TOKENS]
@@ -47,11 +46,11 @@ def naive_numbers(model, tokenizer, rows):
             middle, high = np.quantile(mu, [0.5, 0.95])
             mu = mu[mu <= middle + 20 * (high - middle)]
             dimension.append((len(mu) - 1) / np.log(mu).sum())
-            near.append([set(line[1:4]) for line in distances.argsort(1)])
+            near.append([set(line[1:3]) for line in distances.argsort(1)])
             off = ~np.eye(len(cloud), dtype=bool)
             cosine.append((1 - cdist(cloud, cloud, "cosine"))[off].mean())
         overlap = [
-            np.mean([len(a & b) / 3 for a, b in zip(*pair, strict=True)]) for pair in pairwise(near)
+            np.mean([len(a & b) / 2 for a, b in zip(*pair, strict=True)]) for pair in pairwise(near)
         ]
         loss = torch.nn.functional.cross_entropy(output.logits[0, :-1], ids[0, 1:])
         found.append([*dimension, *overlap, *cosine, float(loss)])
@@ -62,7 +61,7 @@ def numbers_at(history, step):
     tags = [
         "dimension_n2=2/layer_1",
         "dimension_n2=2/layer_2",
-        "overlap_k=3/layer_1",
+        "overlap_k=2/layer_1",
         "cosine/layer_1",
         "cosine/layer_2",
         "loss",
@@ -70,9 +69,9 @@ def numbers_at(history, step):
     return [dict(history[f"token_geometry/{tag}"])[step] for tag in tags]
 
 
-def test_every_step_of_training(naive, small_lm, texts, fit):
-    module = naive.module(small_lm)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
+def test_every_step_of_training(small_lm, texts, fit):
+    module = naive.Module(small_lm)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
     callback = watch(texts)
     folder = run_folder(fit(callback, module=module))
     assert [step for step, _ in callback.history["token_geometry/loss"]] == [0, 1, 2, 3, 4]
@@ -87,15 +86,15 @@ def test_every_step_of_training(naive, small_lm, texts, fit):
     assert curve == callback.history["token_geometry/cosine/layer_2"]
 
 
-def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fit):
-    class Stacked(naive.stacked):
+def test_of_edits_side_by_side_the_first_is_evaluated(small_lm, texts, fit):
+    class Stacked(naive.Stacked):
         def on_train_end(self):
             with self.adapters.rows([0]):
                 self.numbers = naive_numbers(self.backbone, self.tokenizer, texts[1])
 
     module, callback = Stacked(small_lm), watch(texts)
     training = EditTraining(edits_per_step=3, n_steps=2)
-    fit(callback, module=module, data=naive.data(module, n_edits=6, training=training))
+    fit(callback, module=module, data=naive.edits_data(module, n_edits=6, training=training))
     last = callback.history["token_geometry/loss"][-1][0]
     assert numbers_at(callback.history, last) == pytest.approx(module.numbers, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)
