@@ -22,7 +22,7 @@ class Agreement(PeriodicCallback):
     most often would be right.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         subjects: Subjects; None samples the vocabulary.
         n_watch: Number of sampled subjects.
         knowledge_files: YAML files with more knowledge.

@@ -28,7 +28,7 @@ class Forecast(PeriodicCallback):
     Logs the share of edits whose nearest word is right, as ``forecast/right``.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         edits: Edits of the run, as `Generalization` takes them; None takes the dataset's.
         knowledge_files: YAML files with more knowledge.
         **options: See `PeriodicCallback`.
@@ -79,4 +79,5 @@ class Forecast(PeriodicCallback):
 
     def finish(self) -> Results:
         name = self._at.tokenized.name
-        return forecast_results(self.forecasts, name, self._resolved.skipped)
+        suffix = self.name.removeprefix(self.study)
+        return forecast_results(self.forecasts, name, self._resolved.skipped, suffix)

@@ -57,7 +57,7 @@ class Generalization(PeriodicCallback):
     relation before their keys, and number their files. Without edits, see `Agreement`.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         edits: Edits that the run trains: a list of ``{subject: ..., answer: ...}``, with a
             ``reference`` if it is not the relation's, or a file (docs/edits.md); None takes the
             dataset's.
@@ -235,7 +235,7 @@ class Generalization(PeriodicCallback):
         else:
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
             self._log(answers.means())
-        relation, tag = self._at.tokenized, self._at.tag
+        relation = self._at.tokenized
         edits = [self._resolved.edits[i] for i in ids]
         weight = self.state.map[0]
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)
@@ -245,7 +245,7 @@ class Generalization(PeriodicCallback):
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)
         suffix = self.name.removeprefix(self.study)
-        table, figures = case_results(self.cases, tag, values["random"], suffix)
+        table, figures = case_results(self.cases, self._at.tag, values["random"], suffix)
         tables = [table, *skipped_tables(skipped, suffix)]
         return Results(self.name, values, scalars, tables=tables, figures=figures)
 

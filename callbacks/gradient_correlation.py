@@ -56,7 +56,7 @@ class GradientCorrelation(PeriodicCallback):
     Independent edits are logged at the end of training as ``edit_step/...``, by their own steps.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
         subjects: Subjects that ΔF is measured on; None takes those of the edits, or samples some.
         n_watch: Number of these subjects at most.
@@ -172,7 +172,8 @@ class GradientCorrelation(PeriodicCallback):
         """Measure the step's update, if the logits before it are known."""
         if self._before is None:
             return
-        step, after = self.run.step, self._at.read(self._queries)
+        step = self.run.step
+        after = self._at.read(self._queries)
         self.state.last = step, after
         if edits is not None:
             keep_readings(self.state.readings, edits, self._before, after)

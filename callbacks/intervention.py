@@ -44,7 +44,7 @@ class Intervention(PeriodicCallback):
     takes one forward pass of an edit, at its end. Edits are independent ones with LoRA.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of what is random among the directions.
         n_subjects: Number of subjects that maps are fitted on, or as many as the vocabulary has.
@@ -109,7 +109,8 @@ class Intervention(PeriodicCallback):
         """Record the logits before training, and fit the maps."""
         if self.state.maps:
             return
-        run, name = self.run, self._at.tokenized.name
+        run = self.run
+        name = self._at.tokenized.name
         self.state.base = self._at.read(self._at.queries(self._resolved.subjects))
         weight, bias, ridge = self.map.fit(self._at)
         plain = self.map.fit(self._at, 0.0)
@@ -140,7 +141,8 @@ class Intervention(PeriodicCallback):
         edits = [
             edit for edit, is_learned in zip(edits, learned.tolist(), strict=True) if is_learned
         ]
-        labels, reference = answers.labels[learned], answers.reference[learned]
+        labels = answers.labels[learned]
+        reference = answers.reference[learned]
         texts = relation.target.texts
         rows = self.run.cache.lm.head_rows(relation.target.token_ids)
         assert rows is not None  # the head is linear
@@ -153,6 +155,5 @@ class Intervention(PeriodicCallback):
             reference,
             [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
             moves.weights_of_arms(space, reference, self.seed, **columns),
-            self.state.base["source"].mean(0)[labels],
         )
         return moves.intervention_results(self.name, relation.name, self.edits)

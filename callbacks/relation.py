@@ -113,10 +113,10 @@ class MeasuredRelation:
         if labels[0] == labels[1]:
             return resolved
         rows = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in resolved.edits]
-        own = resolve_edits(ListedEdits(rows, self.tokenized.name), self.tokenized, lm)
-        for row in own.skipped:  # others refer to the edits by their position
-            raise SubjectsError(f"{self.tokenized.name}: {row.answer!r}: {row.reason}.")
-        return own
+        relabelled = resolve_edits(ListedEdits(rows, self.tokenized.name), self.tokenized, lm)
+        for row in relabelled.skipped:  # others refer to the edits by their position
+            raise SubjectsError(f"{self.tokenized.name}: {row.answer!r}: {row.problem}.")
+        return relabelled
 
     def queries(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
@@ -139,21 +139,17 @@ class MeasuredRelation:
         Raises:
             ConfigError: The run's dataset does not list all edits before they are trained.
         """
-        self.require_all_edits()
-        subjects = [edit.subject for edit in edits.edits]
-        adapter_ids = list(range(len(subjects)))
-        of_others = [adapter_id for adapter_id in adapter_ids for _ in others]
-        others = [subject for _ in adapter_ids for subject in others]
-        return self.queries([*subjects, *others], [*adapter_ids, *of_others])
-
-    def require_all_edits(self) -> None:
-        """Refuse independent edits that the run's dataset does not list before their training."""
         if self.run.dataset is None:
             raise ConfigError(
                 f"{self.tag}: all edits of the run are needed before their training, but the "
                 "training DataLoader's dataset is not an EditDataset. Make it one, or set n_steps "
                 "of each EditBatch to 0 if edits are trained together."
             )
+        subjects = [edit.subject for edit in edits.edits]
+        adapter_ids = list(range(len(subjects)))
+        of_others = [adapter_id for adapter_id in adapter_ids for _ in others]
+        others = [subject for _ in adapter_ids for subject in others]
+        return self.queries([*subjects, *others], [*adapter_ids, *of_others])
 
     def prefetch(self, queries: Mapping[str, Sequence[Query]]) -> None:
         """Announce queries that are read after the next optimizer step."""
@@ -197,7 +193,8 @@ class RelationMap:
 
         The LM reads the prompts of all announced relations in one pass.
         """
-        run, tokenized = relation.run, relation.tokenized
+        run = relation.run
+        tokenized = relation.tokenized
         lm = run.cache.lm
         layout = JointLayout.of_relation(tokenized)
         if self.folder is not None:

@@ -44,7 +44,7 @@ class Resilience(PeriodicCallback):
 
     Args:
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         subjects: Subjects that r is computed over; None samples the vocabulary.
         n_watch: Number of sampled subjects.
         seed: Seed of sampled subjects.

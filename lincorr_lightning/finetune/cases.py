@@ -119,7 +119,8 @@ class EditAnswers:
         It is NaN where it does not exist. A number that is added here is logged, and is in
         ``results.json``.
         """
-        codes, learned = self.codes, self.learned
+        codes = self.codes
+        learned = self.learned
         probability = self.after["target"].softmax(1)
         old_answer = self.before["target"].argmax(1, keepdim=True)
         values = {f"generalization/{outcome}": codes == outcome.code for outcome in Outcome}
@@ -197,7 +198,8 @@ def edit_cases(
 
     W and the `vocabulary_nearness` are ``(n_target, n_source)``.
     """
-    reference, labels = answers.reference, answers.labels
+    reference = answers.reference
+    labels = answers.labels
     before, after = answers.before["target"], answers.after["target"]
     winners = after.argmax(1, keepdim=True)
     weights = weight.T[labels]
@@ -273,34 +275,36 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     }
     causes = Counter(case.cause for case in cases)
     ambiguous = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
-    known = [case for case in cases if case.vocabulary_risk is not None]
-    references = [case.reference for case in known]
-    risks = torch.tensor([case.vocabulary_risk for case in known], dtype=torch.float64)
-    right = (risks < 0).double().tolist()
-    failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in known])
-    forecast = (
-        {
-            "auroc": number(functional.auroc(risks, failed)),
-            "auroc_within": number(functional.auroc_within(risks, failed, references)),
-        }
-        if known
-        else None
-    )
     kinds = {kind: [case for case in cases if case.completeness == kind] for kind in Completeness}
     return {
-        "vocabulary": {
-            "right": fmean(right),
-            "macro_right": functional.macro_mean(right, references),
-        }
-        if known
-        else None,
         "weight_reference": {**by_outcome, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind.value: shares(group) for kind, group in kinds.items() if group},
         "given_learned": shares([case for case in cases if case.source_learned]),
         "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
-        "forecast": {DEFAULT_FORECAST: forecast} if known else None,
-        "forecast_default": DEFAULT_FORECAST if known else None,
+        **_nearest_word_scores(cases),
+    }
+
+
+def _nearest_word_scores(cases: Sequence[EditCase]) -> dict[str, Any]:
+    known = [case for case in cases if case.vocabulary_risk is not None]
+    if not known:
+        return dict.fromkeys(("vocabulary", "forecast", "forecast_default"))
+    references = [case.reference for case in known]
+    risks = torch.tensor([case.vocabulary_risk for case in known], dtype=torch.float64)
+    right = (risks < 0).double().tolist()
+    failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in known])
+    forecast = {
+        "auroc": number(functional.auroc(risks, failed)),
+        "auroc_within": number(functional.auroc_within(risks, failed, references)),
+    }
+    return {
+        "vocabulary": {
+            "right": fmean(right),
+            "macro_right": functional.macro_mean(right, references),
+        },
+        "forecast": {DEFAULT_FORECAST: forecast},
+        "forecast_default": DEFAULT_FORECAST,
     }
 
 

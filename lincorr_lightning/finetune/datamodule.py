@@ -11,14 +11,13 @@ from lincorr_lightning.data.loaders import ResumableLoader, own_steps
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, require_one_of
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
-from lincorr_lightning.finetune.edit_files import read_edits
+from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
     EditSource,
     ListedEdits,
     ResolvedEdits,
     SampledEdits,
-    Skipped,
     check_edits,
     in_own_lms,
     resolve_edits,
@@ -116,7 +115,8 @@ class EditsDataModule(StudyData):
     def source(self) -> EditSource:
         """Where the edits come from, with the rows of a file."""
         options = self.hparams
-        n, most = options["n_edits"], options["max_edits_per_reference"]
+        n = options["n_edits"]
+        most = options["max_edits_per_reference"]
         if self.edits_file is None:
             subjects = options["subjects"]
             if isinstance(subjects, str):
@@ -154,10 +154,6 @@ class EditsDataModule(StudyData):
 
     def _of_run(self, edits: ResolvedEdits) -> ResolvedEdits:
         return replace(edits, catalogue=self._catalogue, subwords=self.hparams["subwords"])
-
-    def prepare_edits(self) -> list[Edit]:
-        """Return the edits, see `resolve`."""
-        return self.resolve().edits
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch, distributed by the protocol."""
@@ -201,5 +197,5 @@ class EditsDataModule(StudyData):
         super().load_state_dict(state_dict)
         if "edits" in state_dict:
             edits = [Edit(**state) for state in state_dict["edits"]]
-            skipped = [Skipped(*row) for row in state_dict["skipped"]]
+            skipped = [RawEdit(*row) for row in state_dict["skipped"]]
             self._resolved = self._of_run(ResolvedEdits(self.tokenized, edits, skipped=skipped))

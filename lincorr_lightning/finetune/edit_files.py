@@ -17,7 +17,7 @@ nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
 Record = Mapping[str, Any]
 NO_FIELDS = "it lacks the fields of an edit"
-_OWN_ROW = "your own"
+_PLAIN = "your own"
 
 
 class RawEdit(NamedTuple):
@@ -34,7 +34,7 @@ class RawEdit(NamedTuple):
     id: str = ""  #: Name of the row in its file, or its number from 0; empty for a run's own edits.
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
     rewrites: tuple["RawEdit", ...] = ()
-    problem: str = ""  #: Why subject or answer are none, if so; these then show the row.
+    problem: str = ""  #: Why the row is no edit: one of few reasons, by which rows are counted.
     lm: str = ""  #: Folder of the LM that was edited, if each edit has an LM of its own.
 
     @property
@@ -69,8 +69,8 @@ def read_edits(
         rows = read_rows(source, "edits")
     else:
         rows = ((f"edit {number}", row) for number, row in enumerate(source, 1))
-    own = Format((subject_key, answer_key), partial(_own_row, subject_key, answer_key))
-    formats = {_OWN_ROW: own, **FORMATS}
+    plain = Format((subject_key, answer_key), partial(_plain_row, subject_key, answer_key))
+    formats = {_PLAIN: plain, **FORMATS}
     edits = [_raw_edit(row, where, str(i), formats) for i, (where, row) in enumerate(rows)]
     if not edits:
         raise SubjectsError(
@@ -92,7 +92,7 @@ def _raw_edit(record: Any, where: str, number: str, formats: Mapping[str, Format
     names = [name for name, each in formats.items() if record.keys() >= set(each.keys)]
     if not names:
         return unread._replace(problem=NO_FIELDS)
-    if names[0] == _OWN_ROW:
+    if names[0] == _PLAIN:
         _refuse_misspelled(record, where)
     row_id = _text(record.get("case_id")) or _text(record.get("id")) or number
     facts = [fact._replace(where=where, id=row_id) for fact in formats[names[0]].read(record)]
@@ -127,7 +127,7 @@ def _fact(subject: Any, answer: Any, *prompts: Any) -> RawEdit:
     return RawEdit("", shown[0], shown[1], prompts=tuple(texts), problem=problem)
 
 
-def _own_row(subject_key: str, answer_key: str, record: Record) -> list[RawEdit]:
+def _plain_row(subject_key: str, answer_key: str, record: Record) -> list[RawEdit]:
     right = record.get("reference") or None
     right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
     fact = _fact(record[subject_key], record[answer_key], *_list(record.get("paraphrases")))

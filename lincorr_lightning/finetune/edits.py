@@ -25,15 +25,6 @@ _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
 _NO_REFERENCE = "the reference of its answer names no label; add a field `reference`"
 
 
-class Skipped(NamedTuple):
-    """A row that is no edit of this LM and relation."""
-
-    where: str
-    subject: str
-    answer: str
-    reason: str  #: One of few, by which rows are counted.
-
-
 class SourceAnswer(NamedTuple):
     """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
 
@@ -62,7 +53,7 @@ class ResolvedEdits:
     relation: TokenizedRelation
     edits: list[Edit]
     rows: Sequence[RawEdit] = ()  #: The row of each edit of a file.
-    skipped: Sequence[Skipped] = ()  #: Rows of a file that are no edit.
+    skipped: Sequence[RawEdit] = ()  #: Rows of a file that are no edit, each with its `problem`.
     # For other relations of the same run:
     catalogue: Catalogue = field(default_factory=Catalogue.load)
     subwords: bool = False  #: See `TokenizedRelation.of`.
@@ -86,9 +77,9 @@ def taught_labels(edits: Sequence[Edit]) -> Tensor:
     return torch.tensor([edit.label for edit in edits], dtype=torch.long)
 
 
-def skip_counts(skipped: Sequence[Skipped]) -> dict[str, int]:
-    """Return the number of skipped rows by reason, the most frequent one first."""
-    return dict(Counter(row.reason for row in skipped).most_common())
+def skip_counts(skipped: Sequence[RawEdit]) -> dict[str, int]:
+    """Return the number of skipped rows by problem, the most frequent one first."""
+    return dict(Counter(row.problem for row in skipped).most_common())
 
 
 class _AnswerLabels:
@@ -132,7 +123,7 @@ class _AnswerLabels:
     def _labels(self, texts: Collection[str]) -> frozenset[int | None]:
         return frozenset(self.targets.get(nfc(text)) for text in texts)
 
-    def suggestion(self, row: Skipped) -> str:
+    def suggestion(self, row: RawEdit) -> str:
         """Return labels that a skipped row may mean if its answer is none."""
         is_known = not row.answer or nfc(row.answer) in self.answers
         return "" if is_known else suggest(row.answer, self.answers)
@@ -233,7 +224,7 @@ class ListedEdits:
     setting: str = "data.edits_file"
     n: int | None = None
     max_per_reference: int | None = None
-    skipped: Sequence[Skipped] = ()
+    skipped: Sequence[RawEdit] = ()
 
 
 EditSource = SampledEdits | ListedEdits
@@ -252,10 +243,10 @@ def in_own_lms(source: ListedEdits, pattern: str) -> ListedEdits:
     for row in source.rows:
         folder = pattern.replace("{edit}", row.id)
         if row.problem or Path(row.id).name != row.id or row.id in ("", ".."):  # would be elsewhere
-            reason = row.problem or "its id is no name of a folder"
-            skipped.append(Skipped(row.where, row.subject, row.answer, reason))
+            problem = row.problem or "its id is no name of a folder"
+            skipped.append(row._replace(problem=problem, rewrites=()))
         elif not Path(folder).exists():
-            skipped.append(Skipped(row.where, row.subject, row.answer, "there is no edited LM"))
+            skipped.append(row._replace(problem="there is no edited LM", rewrites=()))
         elif folder in by_folder:
             raise ConfigError(
                 f"{by_folder[folder].where} and {row.where} have one LM, {folder}. Write "
@@ -318,7 +309,7 @@ def resolve_edits(
 
 def _label_rows(
     source: ListedEdits, relation: TokenizedRelation, lm: LanguageModel
-) -> tuple[list[tuple[RawEdit, SourceAnswer]], list[Skipped], str]:
+) -> tuple[list[tuple[RawEdit, SourceAnswer]], list[RawEdit], str]:
     """Return the rows that are edits with their answers, the others, and a message about these."""
     labels = _AnswerLabels(relation, lm)
     unknown = set(unknown_subjects([fact.subject for row in source.rows for fact in row.facts], lm))
@@ -339,23 +330,23 @@ def _label_rows(
             elif len(labelled) == source.n:
                 reason = "beyond data.n_edits"
         if answer is None or reason:
-            skipped.append(Skipped(fact.where, fact.subject, fact.answer, reason))
+            skipped.append(fact._replace(problem=reason))
             continue
         taught.add(edit)
         counts[answer.reference] += 1
         labelled.append((fact, answer))
     message = _skip_message(skipped, len(labelled), labels) if skipped else ""
     if not labelled:
-        if {row.reason for row in skipped} == {_NO_REFERENCE}:
+        if {row.problem for row in skipped} == {_NO_REFERENCE}:
             relation.require_reference()
         raise SubjectsError(f"{message} No edit is left: name others, or another relation or LM.")
     return labelled, skipped, message
 
 
-def _skip_message(skipped: Sequence[Skipped], n_left: int, labels: _AnswerLabels) -> str:
+def _skip_message(skipped: Sequence[RawEdit], n_left: int, labels: _AnswerLabels) -> str:
     counts = skip_counts(skipped)
     by_reason = "; ".join(f"{n}: {reason}" for reason, n in counts.items())
-    first = next(row for row in skipped if row.reason == next(iter(counts)))
+    first = next(row for row in skipped if row.problem == next(iter(counts)))
     return (
         f"{len(skipped)} of {len(skipped) + n_left} edits are skipped ({by_reason}), such as "
         f"{first.where}: {first.subject!r} -> {first.answer!r}.{labels.suggestion(first)}"

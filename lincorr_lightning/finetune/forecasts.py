@@ -12,10 +12,9 @@ import torch
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
-from lincorr_lightning.finetune.edit_files import SEPARATOR
+from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import (
     Edit,
-    Skipped,
     reference_mask,
     skip_counts,
     taught_labels,
@@ -88,9 +87,15 @@ def forecast_edits(
 
 
 def forecast_results(
-    words: Sequence[NearestWord], relation: str, skipped: Sequence[Skipped] = ()
+    words: Sequence[NearestWord],
+    relation: str,
+    skipped: Sequence[RawEdit] = (),
+    suffix: str = "",
 ) -> Results:
-    """Return the results of a forecast; `skipped` are the rows of a file that are no edit."""
+    """Return the results of a forecast; `skipped` are the rows of a file that are no edit.
+
+    `suffix` is appended to all names where a run has several.
+    """
     right = [float(word.right) for word in words]
     share = fmean(right)
     macro = macro_mean(right, [word.reference for word in words])
@@ -99,7 +104,7 @@ def forecast_results(
         "the nearest wrong one; rank: that of the nearest right label."
     )
     forecast = Table.of(
-        "forecast",
+        f"forecast{suffix}",
         words,
         NearestWord,
         f"The nearest word of each edit of {relation}: the target label nearest to its new answer.",
@@ -109,7 +114,7 @@ def forecast_results(
     )
     frame = forecast.frame.drop(columns="subject").value_counts(sort=False, dropna=False)
     answers = Table(
-        "answers",
+        f"answers{suffix}",
         frame.rename("n_edits").reset_index().sort_values("margin", kind="stable"),
         f"The nearest word is right for {share:.0%} of {len(words)} edits of {relation}, and for "
         f"{macro:.0%} as a mean over answers.",
@@ -117,14 +122,15 @@ def forecast_results(
         headline=True,
         headings={**forecast.headings, "n_edits": "edits"},
         formats={**forecast.formats, "n_edits": "d"},
-    ).first(_MAX_ANSWERS, "tables/forecast.csv")
+    ).first(_MAX_ANSWERS, f"tables/forecast{suffix}.csv")
     values = {
         "relation": relation,
         "n_edits": len(words),
         "skipped": skip_counts(skipped),
         "nearest": {"right": share, "macro": macro},
     }
-    return Results("forecast", values, tables=[answers, forecast, *skipped_tables(skipped)])
+    tables = [answers, forecast, *skipped_tables(skipped, suffix)]
+    return Results(f"forecast{suffix}", values, tables=tables)
 
 
 class EditForecast(LMStudy):

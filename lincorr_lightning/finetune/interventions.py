@@ -41,7 +41,8 @@ class TargetSpace:
         rows = head_rows.double()
         left, sizes, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
         kept = sizes > 1e-9 * sizes[0]  # less is rounding
-        self.to_logits, self.to_states = left[:, kept] * sizes[kept], left[:, kept] / sizes[kept]
+        self.to_logits = left[:, kept] * sizes[kept]
+        self.to_states = left[:, kept] / sizes[kept]
 
     def directions(self, weights: Tensor) -> Tensor:
         """Return unit vectors along ``Uᵀ w`` for weights w of the labels, ``(..., n_target)``.
@@ -61,7 +62,8 @@ def weights_of_arms(
     The labels of each edit's reference, bool, and the columns of its answer in W, in W with ridge 0
     and in W₀ are ``(n, n_target)``; `seed` is that of the arms with several draws.
     """
-    generator, rank = torch.Generator().manual_seed(seed), space.to_states.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    rank = space.to_states.shape[1]
     # Answers of the run's other edits, as frequent as in W's own arm.
     others = ((reference_mask.double() @ reference_mask.double().T) == 0).double()
     others[others.sum(1) == 0] = 1.0
@@ -91,8 +93,7 @@ class EditStates:
 
     Target logits before and after the edits, and the right labels (bool), are ``(n, n_target)``;
     `weights`, ``(n_draws, n, n_target)`` by arm, give what states move along, ``W`` among them.
-    `references` are what edits are grouped by; `popularity`, ``(n,)``, is the mean source logit of
-    each taught answer before the edits.
+    `references` are what edits are grouped by.
     """
 
     space: TargetSpace
@@ -101,7 +102,6 @@ class EditStates:
     reference_mask: Tensor
     references: Sequence[str]
     weights: Mapping[str, Tensor]
-    popularity: Tensor
 
     def responses(self, part: str, arm: str) -> dict[str, Tensor]:
         """Return `answers` after moves of ``STRENGTHS``, ``(n_strengths, n)``, means over draws.

@@ -97,7 +97,7 @@ class SourceFinetune(LMStudy):
         self._base: list[Tensor] = []
         self._step_edits: list[Edit] = []  # since the last update
         self._seen: set[int] = set()
-        self._n_own_steps = 0
+        self._n_steps_of_rank = 0
 
     def data_arguments(self) -> dict[str, Any]:
         """Return the LM, and how edits are trained, which decides how they are batched."""
@@ -167,7 +167,8 @@ class SourceFinetune(LMStudy):
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
-        protocol, size = self.edit_training.protocol, self.edit_training.edits_per_step
+        protocol = self.edit_training.protocol
+        size = self.edit_training.edits_per_step
         fits = isinstance(batch, EditBatch) and (batch.n_steps > 0) == self.is_independent
         if not fits or (self.is_independent and len(batch.input_ids) > size):
             raise ConfigError(
@@ -210,7 +211,7 @@ class SourceFinetune(LMStudy):
         """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
         edits = self._step_edits
-        self._n_own_steps += bool(edits)
+        self._n_steps_of_rank += bool(edits)
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
@@ -220,8 +221,8 @@ class SourceFinetune(LMStudy):
                 # One pass over the weights, where checking each of them would take several.
                 total = self.trained_norm().reshape(1)
         # Joint weights are the same on all ranks: all of them stop here, or none.
-        own = edits if self.is_independent else None
-        self._require_finite("after the update a weight is", total, own)
+        at = edits if self.is_independent else None
+        self._require_finite("after the update a weight is", total, at)
         self._step_edits = []
 
     def _require_finite(self, what: str, values: Tensor, edits: list[Edit] | None) -> None:
@@ -254,7 +255,7 @@ class SourceFinetune(LMStudy):
         n_seen = len(set().union(*gather(self._seen)))
         n_steps = self.global_step
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
-            n_steps = sum(gather(self._n_own_steps))
+            n_steps = sum(gather(self._n_steps_of_rank))
         run = {
             "protocol": protocol,
             "method": self.method,

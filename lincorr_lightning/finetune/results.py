@@ -9,8 +9,8 @@ from typing import Any
 
 from lincorr_lightning.finetune import figures as drawing
 from lincorr_lightning.finetune.cases import DEFAULT_FORECAST, EditCase
-from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.finetune.edits import ResolvedEdits, Skipped, skip_counts
+from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
+from lincorr_lightning.finetune.edits import ResolvedEdits, skip_counts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
@@ -72,9 +72,8 @@ class CorrelationRow:
 def case_results(
     cases: Sequence[EditCase],
     relation: str,
-    random: float | None = None,
+    random: float | None,
     suffix: str = "",
-    record: type[EditCase] = EditCase,
 ) -> tuple[Table, list[Figure]]:
     """Return the table ``cases`` (paper, table 6) and its figures (figure 5 is one of them).
 
@@ -84,7 +83,7 @@ def case_results(
     table = Table.of(
         f"cases{suffix}",
         cases,
-        record,
+        EditCase,
         f"What each edit did to the target of {relation} (paper, table 6).",
         "W stands in the column of the taught answer; logits are those before training.",
     ).sampled(
@@ -197,15 +196,15 @@ def _edits_tables(edits: ResolvedEdits) -> list[Table]:
     return [Table.of("edits", rows, caption=caption), *skipped_tables(edits.skipped)]
 
 
-def skipped_tables(skipped: Sequence[Skipped], suffix: str = "") -> list[Table]:
+def skipped_tables(skipped: Sequence[RawEdit], suffix: str = "") -> list[Table]:
     """Return the table ``skipped`` of the rows of a file that are no edit, if there are any."""
     if not skipped:
         return []
     return [
         Table.of(
             f"skipped{suffix}",
-            skipped,
-            Skipped._fields,
+            [(row.where, row.subject, row.answer, row.problem) for row in skipped],
+            ("where", "subject", "answer", "reason"),
             "Rows of the file that are no edit, and why.",
             headings={"where": "file and row"},
         )

@@ -54,7 +54,7 @@ def trainer(**options):
 
 
 def test_sampled_edits_are_new_to_the_lm_and_have_a_reference(lm, relation):
-    edits = EditsDataModule(lm, n_edits=60).prepare_edits()
+    edits = EditsDataModule(lm, n_edits=60).resolve().edits
     facts = Catalogue.load().relation("city->country").reference
     cities, countries = relation.source, relation.target
     assert len({edit.subject for edit in edits}) == len(edits) == 60
@@ -80,7 +80,7 @@ def test_answers_that_fit_no_subject_at_first_are_used_later(lm, monkeypatch):
         return torch.nn.functional.one_hot(labels, len(token_ids))
 
     monkeypatch.setattr(lm, "domain_logits", one_country_first_then_all_in_turn)
-    edits = EditsDataModule(lm, n_edits=99, subjects=subjects).prepare_edits()
+    edits = EditsDataModule(lm, n_edits=99, subjects=subjects).resolve().edits
     counts = Counter(edit.label for edit in edits)
     assert max(counts.values()) - min(counts.values()) <= 1
 
@@ -94,7 +94,7 @@ def test_a_limit_of_edits_per_reference(lm, relation, tmp_path):
     options = {"relation": "city->color", "knowledge_files": [str(file)]}
 
     def edits(**more):
-        return EditsDataModule(lm, **options | more).prepare_edits()
+        return EditsDataModule(lm, **options | more).resolve().edits
 
     free = edits(n_edits=12)
     assert max(Counter(edit.reference for edit in free).values()) > 4
@@ -120,14 +120,14 @@ def test_subjects_may_be_given(lm):
     subjects = [f"name{i} name{i + 1}" for i in range(20)]
 
     def edits(**options):
-        return EditsDataModule(lm, n_edits=15, subjects=subjects, **options).prepare_edits()
+        return EditsDataModule(lm, n_edits=15, subjects=subjects, **options).resolve().edits
 
     chosen = {edit.subject for edit in edits()}
     assert len(chosen) == 15 and [x for x in subjects if x in chosen] == [
         edit.subject for edit in edits()
     ]
     assert [edit.answer for edit in edits(seed=1)] != [edit.answer for edit in edits()]
-    words = EditsDataModule(lm, n_edits=4, subject_kind="words").prepare_edits()
+    words = EditsDataModule(lm, n_edits=4, subject_kind="words").resolve().edits
     assert all(edit.subject.isalpha() for edit in words)
 
 
@@ -152,7 +152,7 @@ def test_subjects_may_be_given(lm):
 )
 def test_unusable_settings_are_refused(lm, options, error, message):
     with pytest.raises(error, match=message):
-        EditsDataModule(**{"lm": lm} | options).prepare_edits()
+        EditsDataModule(**{"lm": lm} | options).resolve()
 
 
 def test_settings_are_checked_before_weights_are_read(small_lm):
@@ -200,7 +200,7 @@ def test_a_failed_run_resumes_where_it_stopped(small_lm, tmp_path, schedule, sav
             with pytest.raises(RuntimeError, match="failed on purpose"):
                 run.fit(module, data)
         weights = torch.cat([p.detach().flatten() for p in module.parameters()])
-        return module.seen, data.prepare_edits(), weights
+        return module.seen, data.resolve().edits, weights
 
     if saved_by == "exception":
         callback = OnExceptionCheckpoint(tmp_path, "last")

@@ -119,9 +119,9 @@ def test_records_of_benchmarks(
     found = resolve_edits(ListedEdits(read_edits(path)), relation, lm)
     assert len(found.edits) + len(found.skipped) == 3 and len(found.rows) == len(found.edits)
     *rest, again = found.skipped
-    assert again.where == f"{path}, row 3" and "an earlier row" in again.reason
+    assert again.where == f"{path}, row 3" and "an earlier row" in again.problem
     if not n_prompts:
-        assert [(row.where, row.reason) for row in rest] == [(f"{path}, row 2", outcome)]
+        assert [(row.where, row.problem) for row in rest] == [(f"{path}, row 2", outcome)]
         return
     assert not rest and found.subjects == ["name9", "name1"]
     assert [relation.target.texts[i] for i in found.edits[1].reference] == [outcome]
@@ -136,22 +136,8 @@ def test_records_of_benchmarks(
 @pytest.mark.parametrize(
     ("relation", "sentence", "subject", "answer"),
     [
-        ("PLACE_OF_DEATH", "The place of death of Leo Arons is Berlin.", "Leo Arons", "Berlin"),
-        (
-            "CONTINENT",
-            "The name of the continent which France is part of is Asia.",
-            "France",
-            "Asia",
-        ),
-        (
-            "CAPITAL_OF",
-            "The name of the country which Oslo is the capital of is Spain.",
-            "Oslo",
-            "Spain",
-        ),
+        ("CONTINENT", "The name of the continent which Oz is part of is Asia.", "Oz", "Asia"),
         ("CAPITAL", "The name of the capital city of Peru is D.C..", "Peru", "D.C."),
-        ("CURRENCY", "The name of the currency in Japan is euro.", "Japan", "euro"),
-        ("AWARD_RECEIVED", "The name of the award Ada won is Nobel Prize.", "Ada", "Nobel Prize"),
         ("SIBLING", "The names of the siblings of Duke of York are Ada.", "Duke of York", "Ada"),
         ("DIRECTOR", "The name of the director of Life is Sweet is Ada.", "Life is Sweet", "Ada"),
         ("NUMBER_OF_CHILDREN", "The number of children Ada has is 3.", "Ada", "3"),

@@ -65,7 +65,7 @@ def test_labels_are_near_by_their_rows_of_the_head(lm, relation):
 def test_edits_of_a_file_are_used_in_their_order(lm, relation, file_of):
     rows = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of(*({"subject": subject, "answer": answer} for subject, answer in rows))
-    edits = EditsDataModule(lm, edits_file=path, n_edits=None).prepare_edits()
+    edits = EditsDataModule(lm, edits_file=path, n_edits=None).resolve().edits
     assert [(edit.subject, edit.answer) for edit in edits] == rows
     cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
@@ -112,7 +112,7 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
         path = tmp_path / "edits.csv"
         table.frame.to_csv(path, index=False)
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
-        assert again.prepare_edits() == resolved.edits
+        assert again.resolve().edits == resolved.edits
 
 
 def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of):
@@ -120,7 +120,7 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of):
     edit = {"subject": "name1", "answer": "Paris"}
     for relation, reference in (("city->country", ["Japan", "Peru"]), ("city->color", ["red"])):
         path = file_of(edit | {"reference": "|".join(reference)})
-        (found,) = EditsDataModule(lm, relation, edits_file=path).prepare_edits()
+        (found,) = EditsDataModule(lm, relation, edits_file=path).resolve().edits
         texts = tokenized(lm, relation).target.texts
         assert [texts[i] for i in found.reference] == reference
     with pytest.raises(KnowledgeError, match="city->color has no reference"):
@@ -145,7 +145,7 @@ def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, row, reason):
     data = EditsDataModule(lm, edits_file=path)
     where = rf"\(1: {re.escape(reason)}\), such as {path}, line 2: .*{hint}"
     with pytest.warns(UserWarning, match=f"data.edits_file: 1 of 2 edits are skipped {where}"):
-        assert [edit.subject for edit in data.prepare_edits()] == ["name1"]
+        assert [edit.subject for edit in data.resolve().edits] == ["name1"]
     results = finetune_results([], {}, data.resolve(), {}, "")
     assert results.values["skipped"] == {reason: 1}
     shown = [[f"{path}, line 2", second["subject"], second["answer"], reason]]
@@ -171,7 +171,7 @@ def test_rows_are_edits_or_skipped(lm, file_of):
     with pytest.warns(UserWarning, match="3 of 6 edits"):
         resolved = data.resolve()
     assert resolved.subjects == ["name1", "name3", "name5"]
-    assert [(row.subject, row.reason) for row in resolved.skipped] == [
+    assert [(row.subject, row.problem) for row in resolved.skipped] == [
         ("name2", NO_LABEL),
         ("name4", "above data.max_edits_per_reference"),
         ("name6", "beyond data.n_edits"),
@@ -213,10 +213,10 @@ def test_text_is_compared_in_nfc(tmp_path):
 
 def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, file_of):
     """They count as generalized where nothing changes."""
-    edits = EditsDataModule(lm, n_edits=4).prepare_edits()
+    edits = EditsDataModule(lm, n_edits=4).resolve().edits
     edit = next(one for one in edits if relation.reference_mask[one.target_before].any())
     # A city that lies in the country that the LM answers already.
     city = relation.source.texts[relation.reference_mask[edit.target_before].argmax()]
     path = file_of({"subject": edit.subject, "answer": city})
     with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):
-        EditsDataModule(lm, edits_file=path).prepare_edits()
+        EditsDataModule(lm, edits_file=path).resolve()

@@ -14,7 +14,8 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune import forecasts
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edits import Edit, Skipped
+from lincorr_lightning.finetune.edit_files import RawEdit
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -22,7 +23,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 @pytest.fixture(scope="module")
 def edits(lm) -> list[Edit]:
     """Edits of the small LM; all labels but one are right for the last one."""
-    *others, last = EditsDataModule(lm, n_edits=12).prepare_edits()
+    *others, last = EditsDataModule(lm, n_edits=12).resolve().edits
     return [*others, last._replace(reference=tuple(range(10)))]
 
 
@@ -92,7 +93,7 @@ def test_results_are_shares_of_the_words_and_the_least_safe_answers_first():
         )
         for i in range(23)
     ]
-    skipped = [Skipped("e.csv, line 2", "Ada", "Atlantis", "no label")]
+    skipped = [RawEdit("e.csv, line 2", "Ada", "Atlantis", problem="no label")]
     results = forecast_results(words, "city->country", skipped)
     frame = results.table("forecast").frame
     assert len(frame) == 23 and len(results.table("skipped")) == 1

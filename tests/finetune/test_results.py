@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from matplotlib.collections import PathCollection
-from matplotlib.figure import Figure
 
 from lincorr_lightning.finetune.cases import EditCase
-from lincorr_lightning.finetune.edits import Skipped
+from lincorr_lightning.finetune.edit_files import RawEdit
 from lincorr_lightning.finetune.figures import outcomes_figure, reference_weights_figure
 from lincorr_lightning.finetune.results import case_results, finetune_results
 from lincorr_lightning.results.plots import to_png
@@ -89,13 +88,16 @@ def test_the_run_s_own_relation_stands_at_the_top():
     ]
     texts = SimpleNamespace(texts=[])
     relation = SimpleNamespace(name="city->country", source=texts, target=texts)
-    skipped = [Skipped("e.csv, line 2", "Ada", "Atlantis", "no label")] * 2
+    skipped = [RawEdit("e.csv, line 2", "Ada", "Atlantis", problem="no label")] * 2
     found = build(measured, SimpleNamespace(relation=relation, edits=[], skipped=skipped))
     results = found.values
     at_top = {"relation": "city->country", "n_edits": 4, "generalized": 0.5, "seconds": 1.23}
     at_top |= {"gradient_correlation": 0.9, "logit_correlation": 0.8, "skipped": {"no label": 2}}
     assert at_top.items() <= results.items()
-    assert found.table("skipped").frame.values.tolist() == [list(row) for row in skipped]
+    assert (
+        found.table("skipped").frame.values.tolist()
+        == [["e.csv, line 2", "Ada", "Atlantis", "no label"]] * 2
+    )
     assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
     assert set(results["gradients"]) == {"city->color", "city->country"}
     assert [bool(one.values) for one in found.included] == [False] * 4 + [True]
@@ -149,26 +151,12 @@ def cases_of(n: int) -> list[EditCase]:
     ]
 
 
-def texts_of(figure: Figure) -> str:
-    to_png(figure)
-    texts = [text for axes in figure.axes for text in axes.texts + axes.get_yticklabels()]
-    legends = [text for legend in figure.legends for text in legend.get_texts()]
-    # Where a title's lines break depends on the font.
-    return " ".join("\n".join(t.get_text() for t in (*figure.texts, *texts, *legends)).split())
-
-
 def test_outcomes_are_bars_of_their_shares():
     """Of all edits, also of those that were not learned."""
     cases = [replace(one, source_learned=i > 0) for i, one in enumerate(cases_of(20))]
     figure = outcomes_figure(cases, "city->country", 0.04)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == pytest.approx([0.25, 0.5, 0.25])
-    text = texts_of(figure)
-    assert "20 edits of city->country, of which 19 were learned" in text
-    assert "imprecise W (5), low prior (5)" in text
-    assert "nearest word is right (100.0%)" in text and "random" not in text
-    without_rows = [replace(one, vocabulary_risk=None) for one in cases_of(20)]
-    assert "random label is right (4.0%)" in texts_of(outcomes_figure(without_rows, "", 0.04))
     assert to_png(outcomes_figure([], "city->country")).startswith(b"\x89PNG")
 
 
@@ -184,5 +172,3 @@ def test_every_case_with_a_weight_is_a_point():
     weights = [c.weight_reference for c in cases[:40] if c.outcome != "unchanged"]
     assert sorted(drawn) == pytest.approx(sorted(weights))
     assert to_png(reference_weights_figure([], "city->country")).startswith(b"\x89PNG")
-    text = texts_of(figure)
-    assert "generalized n = 10" in text and "hallucinated n = 20" in text

@@ -89,7 +89,8 @@ class EditedLM(LMStudy):
         dataset = getattr(self.trainer.test_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset) or not dataset.resolved.rows:
             raise ConfigError("EditedLM needs data.edits_file, the file of the LM's edits.")
-        edits, lm = dataset.resolved, self.lm
+        edits = dataset.resolved
+        lm = self.lm
         # An LM may have learned skipped rows, too.
         subjects = {*edits.subjects, *(row.subject for row in edits.skipped)}
         neighbours = sample_up_to(lm.tokenizer, self.n_neighbours, subjects, dataset.seed)
