@@ -309,7 +309,6 @@ def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
         "--trainer.callbacks+=TokenGeometryMonitor",
         f"--trainer.callbacks.texts={texts}",
         "--trainer.callbacks.n_tokens=12",
-        "--trainer.callbacks.ks=[3]",
         one=("--model.edits_per_step=4",),
         two=("--model.edits_per_step=2",),
     )
