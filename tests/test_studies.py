@@ -196,7 +196,7 @@ FREE = {
     "data.plan",
     "data.training",
     "data.training_tokens",
-    "data.edits_beside",
+    "data.edits_of_lm",
     "data.edits_file",
     "data.texts_file",
     "data.texts",

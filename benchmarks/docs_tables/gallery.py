@@ -41,7 +41,6 @@ PICTURES = {
     "fit --config configs/source_finetune.yaml": {
         name: name for name in ("outcomes", "reference_weights", "training")
     },
-    "predict --config configs/forecast.yaml": {"forecast": "forecast"},
     "fit --config configs/vocabulary_ablation.yaml": {"generalization": "ablation"},
 }
 

@@ -55,7 +55,7 @@ from lincorr_lightning.version import __version__
 
 write_enums_as_values()
 # Arguments of datamodules that a study may hand over, see `HandsOverData`.
-_HANDED_OVER = ("lm", "training", "edits_beside", "plan", "training_tokens")
+_HANDED_OVER = ("lm", "training", "edits_of_lm", "plan", "training_tokens")
 # What a study defines in order to have a command.
 _STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}
 _NOISE = re.compile("Tip:|[GT]PU available: False")

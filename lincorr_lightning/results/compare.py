@@ -200,7 +200,7 @@ def _with_errors(
 
     That is over all units and, where there are others, too, over those of both runs.
     """
-    # Of a row `before`, as of the key ``before.p_new`` of results.json.
+    # Of a row `before`, as of the key ``before.generalized`` of results.json.
     names = [f"{value}_{plain.number}" for value in row.values()]
     for name, (table, other) in product([*names, plain.number.replace(".", "_")], pairs):
         mean = table.means.get(name)

@@ -149,7 +149,6 @@ _CALLBACKS = (
     "--trainer.callbacks+=TokenGeometryMonitor",
     "--trainer.callbacks.texts={inputs}/texts.txt",
     "--trainer.callbacks.n_tokens=12",
-    "--trainer.callbacks.ks=[3]",
 )
 # Studies on one process and on two: what both have, what each has, and what results then hold.
 CASES: dict[str, Case] = {
