@@ -1,5 +1,6 @@
 """Lightning callbacks that show what an LM comes to believe, for any LightningModule."""
 
+from lincorr_lightning.callbacks.agreement import Agreement
 from lincorr_lightning.callbacks.feature_movement import FeatureMovement
 from lincorr_lightning.callbacks.forecast import Forecast
 from lincorr_lightning.callbacks.generalization import Generalization
@@ -10,6 +11,7 @@ from lincorr_lightning.callbacks.resilience import Resilience
 from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 __all__ = [
+    "Agreement",
     "FeatureMovement",
     "Forecast",
     "Generalization",

@@ -1,20 +1,24 @@
 """Forecast of edits before they are trained."""
 
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import lightning as L
-from transformers import PreTrainedTokenizerBase
-
-from lincorr_lightning.callbacks.relation_callback import RelationCallback
-from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.finetune.edit_files import named_subjects
+from lincorr_lightning.callbacks.periodic_callback import CallbackState, PeriodicCallback
+from lincorr_lightning.callbacks.relation import MeasuredRelation
+from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import write_parts
 
 
-class Forecast(RelationCallback):
+@dataclass
+class ForecastState(CallbackState):
+    """What a checkpoint keeps of a `Forecast`."""
+
+    words: list[dict[str, Any]] = field(default_factory=list)  #: The nearest word of each edit.
+
+
+class Forecast(PeriodicCallback):
     """Forecasts whether the target of each edit will follow, before a LightningModule trains it.
 
     The forecast is that of ``lincorr predict``: whether the target label nearest to the new answer
@@ -24,58 +28,56 @@ class Forecast(RelationCallback):
     Logs the share of edits whose nearest word is right, as ``forecast/right``.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         edits: Edits of the run, as `Generalization` takes them; None takes the dataset's.
-        **options: See `RelationCallback`.
+        knowledge_files: YAML files with more knowledge.
+        **options: See `PeriodicCallback`.
 
     Attributes:
         results: As ``results.json`` of ``lincorr predict`` has them.
     """
 
     study = "forecast"
+    state_class = ForecastState
     is_of_start = True
-    kept = (*RelationCallback.kept, "_rows")
 
     def __init__(
         self,
         relation: str | None = None,
         edits: list[dict[str, Any]] | str | None = None,
+        knowledge_files: list[str] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(relation, **options)
+        super().__init__(**options)
+        self.relation = relation
         self.edits = edits
-
-    def reset(self) -> None:
-        super().reset()
-        self._rows: list[dict[str, Any]] | None = None  # of `forecasts`, for a checkpoint
+        self.knowledge_files = knowledge_files
 
     @property
     def forecasts(self) -> list[NearestWord]:
         """The forecast of each edit, from the start of training on."""
-        return [NearestWord(**row) for row in self._rows or ()]
+        return [NearestWord(**word) for word in self.state.words]
 
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
-        return [] if self.edits is None else named_subjects(self.edits)
+    def open(self) -> Iterable[str]:
+        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._resolved = self._at.resolve_edits(self.edits, "Forecast.edits")
+        self.run.measured.update(self._resolved.subjects)
+        return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
-    def open(self, trainer: L.Trainer) -> None:
-        super().open(trainer)
-        self._edits = self.find_edits(self.edits, trainer)
-        if not self._edits:
-            raise ConfigError("Forecast has no edits: name some in Forecast.edits.")
-        self.declare_measured(f"{edit.subject}: {edit.answer}" for edit in self._edits)
+    def prepare(self) -> None:
+        if not self.state.words:
+            lm = self.run.cache.lm
+            words = forecast_edits(lm, self._resolved.edits, self._at.tokenized)
+            self.state.words = [asdict(word) for word in words]
 
-    def start(self, trainer: L.Trainer) -> None:
-        if self._rows is None:
-            words = forecast_edits(self.cache.lm, self._edits, self.tokenized)
-            self._rows = [asdict(word) for word in words]
-        self.output = self.finish(trainer)
-        self.results = dict(self.output.values)
-        right = self.results["nearest"]["right"]
-        self.log_scalars(trainer, {f"{self.name}/right": right}, self.step)
-        write_parts(trainer, self.output)
+    def measure(self) -> None:
+        right = self.finish().values["nearest"]["right"]
+        self.log_scalars({f"{self.name}/right": right})
 
-    def after_optimizer_step(self, *_: Any) -> None:
+    def after_update(self, edits: EditBatch | None) -> None:
         """Do nothing: a forecast is made once."""
 
-    def finish(self, trainer: L.Trainer) -> Results:
-        return forecast_results(self.forecasts, self.tokenized.name, self.skipped)
+    def finish(self) -> Results:
+        name = self._at.tokenized.name
+        suffix = self.name.removeprefix(self.study)
+        return forecast_results(self.forecasts, name, self._resolved.skipped, suffix)

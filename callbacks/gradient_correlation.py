@@ -1,29 +1,45 @@
 """Gradient correlation: predicted and measured change of target logits (paper, section 4.1)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, MapCallback, check_subjects
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.callbacks.relation import (
+    MIN_SUBJECTS,
+    MeasuredRelation,
+    RelationMap,
+    RelationState,
+    check_subjects,
+    keep_readings,
+    readings_by_step,
+)
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.cases import DomainLogits
+from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.functional.significance import mean_r_error
+from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, trained_in_half_precision
-from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import number
 
 _NAMES = ("gradient_correlation", "permuted_gradient_correlation", "logit_correlation")
 
 
-class GradientCorrelation(MapCallback):
+@dataclass
+class GradientState(RelationState):
+    """What a checkpoint keeps of a `GradientCorrelation`."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)  #: Correlations by update.
+    last: tuple[int, Logits] | None = None  #: The last step, and the logits after it.
+
+
+class GradientCorrelation(PeriodicCallback):
     """Label-wise r between ``W · ΔF_source`` and ``ΔF_target`` at optimizer steps.
 
     ΔF, the *gradient of the logits*, is their change by one optimizer step (paper, section 4.1). It
@@ -40,13 +56,16 @@ class GradientCorrelation(MapCallback):
     Independent edits are logged at the end of training as ``edit_step/...``, by their own steps.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
         subjects: Subjects that ΔF is measured on; None takes those of the edits, or samples some.
         n_watch: Number of these subjects at most.
         every_n_steps: Largest number of optimizer steps between two measurements.
+        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects and of the permutation.
-        **options: See `MapCallback`.
+        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
+        **options: See `PeriodicCallback`.
 
     Attributes:
         results: ``relation``, ``n_updates`` and what is logged as means over steps; of independent
@@ -55,7 +74,7 @@ class GradientCorrelation(MapCallback):
     """
 
     study = "gradient_correlation"
-    kept = (*MapCallback.kept, "_steps", "_last_logits")
+    state_class = GradientState
 
     def __init__(
         self,
@@ -64,55 +83,42 @@ class GradientCorrelation(MapCallback):
         subjects: list[str] | None = None,
         n_watch: int = 16,
         every_n_steps: int = 1,
+        knowledge_files: list[str] | None = None,
         seed: int = 0,
+        ridge: Ridge = "auto",
+        n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(relation, linear_map, every_n_steps=every_n_steps, seed=seed, **options)
+        super().__init__(every_n_steps, **options)
         check_subjects(subjects, n_watch, "GradientCorrelation")
-        self.subjects, self.n_watch = subjects, n_watch
+        self.relation = relation
+        self.subjects = subjects
+        self.n_watch = n_watch
+        self.knowledge_files = knowledge_files
+        self.seed = seed
+        self.map = RelationMap("GradientCorrelation", linear_map, ridge, n_subjects)
 
-    def reset(self) -> None:
-        super().reset()
-        self._steps: list[dict[str, float]] = []
-        self._last_logits: tuple[int, tuple[Any, ...]] | None = None
-
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
-        if self.subjects or has_edits:
-            return self.subjects or []
-        return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
-
-    def open(self, trainer: L.Trainer) -> None:
-        super().open(trainer)
-        edited = [edit.subject for edit in self.run_edits]
-        chosen = self.subjects or edited or self.sample_subjects(self.n_watch)
+    def open(self) -> Iterable[str]:
+        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        chosen = self.subjects or self._at.edited_subjects
+        chosen = chosen or self._at.sample_subjects(self.n_watch, self.seed)
+        self.run.measured.update(chosen)
+        self.map.announce(self._at)
         subjects = list(dict.fromkeys(chosen))[: self.n_watch]
-        step, logits = (trainer.ckpt_path is not None and self._last_logits) or (None, None)
-        self._resumed_logits = logits if step == self.step else None
-        self._watched = self.queries(subjects)
-        self.declare_measured(subjects)
+        self._watched = self._at.queries(subjects)
+        self._is_resumed = self.run.trainer.ckpt_path is not None
+        return subjects
 
-    def start(self, trainer: L.Trainer) -> None:
-        """Fit or read the maps, and record the logits at the edits' subjects before training."""
+    def prepare(self) -> None:
+        """Record the logits at the edits' subjects before training, and fit or read the map."""
         self._warn_about_half_precision()
-        if self.run_edits:
-            self.keep_base([edit.subject for edit in self.run_edits])
-        super().start(trainer)
-
-    def measure(self, trainer: L.Trainer) -> None:
-        """Log r of the logits before training; ΔF has no r yet."""
-        logits = self.base if self.is_independent else self.read(self._watched)
-        numbers = dict.fromkeys(self._correlate(logits, logits), math.nan)
-        numbers["logit_correlation"] = self._logit_r(logits)
-        self.log_scalars(trainer, self._named(numbers), self.step)
-        if self.is_independent:
-            self.log_scalars(trainer, self._named(numbers, "edit_step/"), 0)
-        self._last_measured = None  # the first step is measured in any case
-
-    def _named(self, numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-        return {f"{prefix}{name}/{self.tag}": r for name, r in numbers.items()}
+        if self.state.map is None:
+            if self._at.edited_subjects:
+                self.state.base = self._at.read(self._at.queries(self._at.edited_subjects))
+            self.state.map = self.map.fit(self._at)
 
     def _warn_about_half_precision(self) -> None:
-        lm = self.cache.lm
+        lm = self.run.cache.lm
         if trained_in_half_precision(lm.model):
             rank_zero_warn(
                 "GradientCorrelation is unreliable: weights are trained in half "
@@ -125,43 +131,61 @@ class GradientCorrelation(MapCallback):
                 "precision, which rounds away most of one step's change. Set lm.dtype to float32."
             )
 
-    def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Record the logits before the step, and announce what is read after it."""
-        if edit_batch is None:
-            self._queries, after = self._watched, self.step + self.shared.max_updates_per_batch
-            is_due = self._last_measured is None or self.is_due(after)
-            is_next_due = self.is_due(after + self.shared.max_updates_per_batch)
-        else:
-            self._queries = self.queries(*self.own_subjects(edit_batch))
-            is_due = edit_batch.step % self.every_n_steps == 0
-            is_next_due = (edit_batch.step + 1) % self.every_n_steps == 0 and not edit_batch.last
-        self._before: DomainLogits | None = None
-        resumed, self._resumed_logits = self._resumed_logits, None
-        if is_due and edit_batch is not None and edit_batch.first:
-            self._before = self.base.rows(edit_batch.ids)
-        elif is_due:
-            # A resumed run would read them in another batch, which changes their rounding.
-            self._before = DomainLogits(*resumed) if resumed else self.read(self._queries)
-        if is_due or is_next_due:
-            self.prefetch(self._queries)
+    def measure(self) -> None:
+        """Log r of the logits before training; ΔF has no r yet."""
+        is_independent = self.run.is_independent
+        logits = self.state.base if is_independent else self._at.read(self._watched)
+        numbers = dict.fromkeys(_NAMES, math.nan) | {"logit_correlation": self._logit_r(logits)}
+        self.log_scalars(self._named(numbers))
+        if is_independent:
+            self.log_scalars(self._named(numbers, "edit_step/"), 0)
+        self.state.last_measured = None  # the first step is measured in any case
 
-    def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
+    def _named(self, numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+        return {f"{prefix}{name}/{self._at.tag}": numbers[name] for name in _NAMES}
+
+    def before_batch(self, edits: EditBatch | None) -> None:
+        """Record the logits before the step, and announce what is read after it."""
+        run = self.run
+        if edits is None:
+            self._queries = self._watched
+            is_due = self.state.last_measured is None or self.is_due(run.next_step)
+            is_next_due = self.is_due(run.next_step + run.max_updates_per_batch)
+        else:
+            self._queries = self._at.edit_queries(edits)
+            is_due = edits.step % self.every_n_steps == 0
+            is_next_due = (edits.step + 1) % self.every_n_steps == 0 and not edits.last
+        self._before = self._read_before(edits) if is_due else None
+        self._is_resumed = False
+        if is_due or is_next_due:
+            self._at.prefetch(self._queries)
+
+    def _read_before(self, edits: EditBatch | None) -> Logits:
+        if edits is not None and edits.first:
+            return rows_of(self.state.base, edits.ids)
+        # A resumed run would read them in another batch, which changes their rounding.
+        if self._is_resumed and self.state.last is not None and self.state.last[0] == self.run.step:
+            return self.state.last[1]
+        return self._at.read(self._queries)
+
+    def after_update(self, edits: EditBatch | None) -> None:
         """Measure the step's update, if the logits before it are known."""
         if self._before is None:
             return
-        before, after = self._before, self.read(self._queries)
-        self._last_logits = self.step, tuple(after)
-        if edit_batch is None:
-            self._last_measured = self.step
-            numbers = self._correlate(before, after)
-            self._steps.append(numbers)
-            self.log_scalars(trainer, self._named(numbers), self.step)
-        else:
-            self.keep_edits(edit_batch, before, after)
+        step = self.run.step
+        after = self._at.read(self._queries)
+        self.state.last = step, after
+        if edits is not None:
+            keep_readings(self.state.readings, edits, self._before, after)
+            return
+        self.state.last_measured = step
+        numbers = self._correlate(self._before, after)
+        self.state.steps.append(numbers)
+        self.log_scalars(self._named(numbers))
 
-    def _correlate(self, before: DomainLogits, after: DomainLogits) -> dict[str, float]:
-        d_source, d_target = after.source - before.source, after.target - before.target
-        weight = self.weight
+    def _correlate(self, before: Logits, after: Logits) -> dict[str, float]:
+        d_source, d_target = (after[side] - before[side] for side in ("source", "target"))
+        weight = self.state.map[0]
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
         permuted = weight[order.roll(1)][order.argsort()]  # one cycle: no row keeps its place
         return {
@@ -170,35 +194,35 @@ class GradientCorrelation(MapCallback):
             "logit_correlation": self._logit_r(after),
         }
 
-    def _logit_r(self, logits: DomainLogits) -> float:
-        return _mean_r(self.predict(logits.source), logits.target)
+    def _logit_r(self, logits: Logits) -> float:
+        weight, bias, _ = self.state.map
+        return _mean_r(logits["source"] @ weight.T + bias, logits["target"])
 
-    def finish(self, trainer: L.Trainer) -> Results:
+    def finish(self) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
         scalars: dict[str, float] = {}
-        if by_step := self.edits_by_step():
-            numbers = self._over_edits(trainer, by_step)
+        by_step = readings_by_step(self.state.readings)
+        if by_step:
+            numbers = self._over_edits(by_step)
             # Independent edits have no common step before the end of training.
-            scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})
+            tag = self._at.tag
+            scalars = {f"{k}/{tag}": r for k, r in numbers.items() if "correlation" in k}
         else:
-            rows = [[step[name] for name in _NAMES] for step in self._steps]
+            rows = [[step[name] for name in _NAMES] for step in self.state.steps]
             steps = torch.tensor(rows, dtype=torch.float64).view(-1, len(_NAMES))
             numbers = dict(zip(_NAMES, steps.nanmean(0).tolist(), strict=True))
-            numbers["n_updates"] = len(self._steps)
-            at_last = {"logit_correlation": self._logit_r(self.read(self._watched))}
-            self.log_scalars(trainer, self._named(at_last), self.step)
+            numbers["n_updates"] = len(rows)
+            r = self._logit_r(self._at.read(self._watched))
+            self.log_scalars({f"logit_correlation/{self._at.tag}": r})
         values = {
-            "relation": self.tokenized.name,
+            "relation": self._at.tokenized.name,
             **{name: number(value) for name, value in sorted(numbers.items())},
         }
-        # The table's last column is the one that has a value before the first step.
-        last = {key: self.history.pop(key) for key in [*self.history] if "logit_" in key}
-        self.history |= last
-        caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
+        caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self._at.tag} at each step"
         return Results(self.name, values, scalars, tables=[self.history_table(caption)])
 
     def _over_edits(
-        self, trainer: L.Trainer, by_step: Mapping[int, tuple[list[int], list[DomainLogits]]]
+        self, by_step: Mapping[int, tuple[list[int], list[Logits]]]
     ) -> dict[str, float]:
         """Return the correlations across edits, and log them for each of their steps."""
         n_edits = len({edit for edits, _ in by_step.values() for edit in edits})
@@ -206,21 +230,25 @@ class GradientCorrelation(MapCallback):
             rank_zero_warn(f"{n_edits} edits are too few for a correlation, of {MIN_SUBJECTS}.")
         numbers = {step: self._correlate(*logits) for step, (_, logits) in by_step.items()}
         for step, values in numbers.items():
-            self.log_scalars(trainer, self._named(values, "edit_step/"), step + 1)
+            self.log_scalars(self._named(values, "edit_step/"), step + 1)
         parts = zip(*(logits for _, logits in by_step.values()), strict=True)
-        all_before, all_after = (DomainLogits.stack(part) for part in parts)
-        before, after = next(iter(by_step.values()))[1]
-        predicted = (after.source - before.source) @ self.weight.T
+        all_before, all_after = (concatenate(part) for part in parts)
+        first = min(by_step)
+        before, after = by_step[first][1]
+        predicted = (after["source"] - before["source"]) @ self.state.map[0].T
         all_steps = self._correlate(all_before, all_after)["gradient_correlation"]
-        return next(iter(numbers.values())) | {
-            "gradient_correlation_error": mean_r_error(predicted, after.target - before.target),
-            "logit_correlation": self._logit_r(self.base),
+        return {
+            **numbers[first],
+            "gradient_correlation_error": mean_r_error(
+                predicted, after["target"] - before["target"]
+            ),
+            "logit_correlation": self._logit_r(self.state.base),
             "gradient_correlation_all_steps": all_steps,
-            "n_updates": len(all_after.source),
+            "n_updates": len(all_after["source"]),
         }
 
 
 def _mean_r(prediction: Tensor, target: Tensor) -> float:
     if len(target) < MIN_SUBJECTS:
-        return float("nan")
+        return math.nan
     return summarize(labelwise_pearson(prediction, target)).mean

@@ -30,31 +30,28 @@ class HuggingFaceCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         module: Any = nn.Module()
-        module.net, module.tokenizer = others["model"], others.get("processing_class")
-        module.automatic_optimization, module.study = True, "lincorr"
+        module.net = others["model"]
+        module.tokenizer = others.get("processing_class")
+        module.automatic_optimization = True
+        module.study = "lincorr"
+        self._module = module
         # The attributes of Lightning's Trainer that the callbacks use.
-        self._module, self._run = (
-            module,
-            SimpleNamespace(
-                callbacks=list(self.callbacks),
-                callback_metrics={},
-                global_step=state.global_step,
-                optimizers=[others.get("optimizer")],
-                lightning_module=module,
-                datamodule=None,
-                train_dataloader=None,
-                is_last_batch=False,
-                ckpt_path=state.global_step or None,
-                fast_dev_run=False,
-                is_global_zero=state.is_world_process_zero,
-                logger=None,
-                loggers=[],
-                log_dir=args.output_dir,
-                default_root_dir=args.output_dir,
-                strategy=SimpleNamespace(
-                    broadcast=lambda x: gather(x)[0], on_train_end=lambda: None
-                ),
-            ),
+        self._run = SimpleNamespace(
+            callbacks=list(self.callbacks),
+            callback_metrics={},
+            global_step=state.global_step,
+            optimizers=[others.get("optimizer")],
+            lightning_module=module,
+            train_dataloader=None,
+            is_last_batch=False,
+            ckpt_path=state.global_step or None,
+            fast_dev_run=False,
+            is_global_zero=state.is_world_process_zero,
+            logger=None,
+            loggers=[],
+            log_dir=args.output_dir,
+            default_root_dir=args.output_dir,
+            strategy=SimpleNamespace(broadcast=lambda x: gather(x)[0], on_train_end=lambda: None),
         )
         self._call("setup", "fit")
         self._call("on_train_start")

@@ -1,19 +1,25 @@
 """Interventions: is it W's direction through which an edit reaches its target?"""
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import lightning as L
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import MapCallback
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.callbacks.relation import (
+    MeasuredRelation,
+    RelationMap,
+    RelationState,
+    keep_readings,
+    readings_by_step,
+)
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune import interventions as moves
-from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.finetune.cases import EditAnswers, rows_of
 from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.finetune.edits import reference_mask
-from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import fit_linear_map
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.results.results import Results
@@ -21,7 +27,14 @@ from lincorr_lightning.results.results import Results
 _MAP_OF_ARM = {"w": "auto", "plain": "plain", "w0": "vocabulary"}
 
 
-class Intervention(MapCallback):
+@dataclass
+class InterventionState(RelationState):
+    """What a checkpoint keeps of an `Intervention`."""
+
+    maps: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  #: W and b.
+
+
+class Intervention(PeriodicCallback):
     """Moves the state at each edit's target prompt along W's direction, beside other directions.
 
     W's column of the source answer that an edit teaches says which target logits rise. Is that how
@@ -31,86 +44,116 @@ class Intervention(MapCallback):
     takes one forward pass of an edit, at its end. Edits are independent ones with LoRA.
 
     Args:
-        relation: Relation, as ``city->country``; None takes that of the run's edits.
-        **options: See `MapCallback`.
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
+        knowledge_files: YAML files with more knowledge.
+        seed: Seed of what is random among the directions.
+        n_subjects: Number of subjects that maps are fitted on, or as many as the vocabulary has.
+        **options: See `PeriodicCallback`.
 
     Attributes:
         results: ``n_learned`` edits with ``n_references``, the ``rank`` of the space that target
             logits show, and ``effects`` at strength 1.
         edits: Learned edits, with their states; None before the end of training.
+        maps: W and b by name: ``auto`` and ``plain``, with that ridge and none, and ``vocabulary``,
+            which leads to the target labels' logits at the source prompt.
     """
 
     study = "intervention"
+    state_class = InterventionState
     edits: moves.EditStates | None = None
 
-    def __init__(self, relation: str | None = None, **options: Any) -> None:
-        super().__init__(relation, None, **options)
+    def __init__(
+        self,
+        relation: str | None = None,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+        n_subjects: int = 2000,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.relation = relation
+        self.knowledge_files = knowledge_files
+        self.seed = seed
+        self.map = RelationMap("Intervention", None, "auto", n_subjects)
 
-    def open(self, trainer: L.Trainer) -> None:
+    @property
+    def maps(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """W and b of each map, after the start of training."""
+        return self.state.maps
+
+    def open(self) -> Iterable[str]:
         """Refuse edits and LMs whose target logits do not show the states."""
-        super().open(trainer)
-        dataset, lm = edit_dataset(trainer), self.cache.lm
-        self._edits = self.find_edits(None, trainer) if self.is_independent else []
-        if dataset is None or dataset.training.method != "lora" or not self._edits:
+        run = self.run
+        lm = run.cache.lm
+        self._at = MeasuredRelation(run, self.study, self.relation, self.knowledge_files)
+        if not run.is_independent or run.dataset.training.method != "lora":
             raise ConfigError(
-                f"Intervention needs independent edits of the source of {self.tag}, with LoRA. Set "
-                "model.protocol independent and model.method lora, and use EditsDataModule."
+                f"Intervention needs independent edits of the source of {self._at.tag}, with LoRA. "
+                "Set model.protocol independent and model.method lora, and use EditsDataModule."
             )
+        self._resolved = self._at.resolve_edits(None, "Intervention.edits")
         if not lm.has_linear_head:
             raise ConfigError(
                 "Intervention needs logits that are products of states and of the head's rows, and "
                 f"{type(lm.model).__name__} scales, caps or shifts them. Take another LM."
             )
-        self.declare_measured(f"{edit.subject}: {edit.answer}" for edit in self._edits)
         # W₀ maps to the target labels' logits at the source prompt, as the vocabulary alone would.
-        relation, template = self.tokenized, self.tokenized.source.knowledge.template
-        knowledge = replace(relation.target.knowledge, template=template)
+        relation = self._at.tokenized
+        knowledge = replace(relation.target.knowledge, template=relation.source.knowledge.template)
         self._w0 = replace(relation, target=replace(relation.target, knowledge=knowledge))
-        self.shared.rows.announce(JointLayout.of_relation(self._w0), self._fitted_subjects())
+        self.map.announce(self._at)
+        run.announce(JointLayout.of_relation(self._w0), self.map.n_subjects)
+        return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
-    def start(self, trainer: L.Trainer) -> None:
+    def prepare(self) -> None:
         """Record the logits before training, and fit the maps."""
-        self.keep_base([edit.subject for edit in self._edits])
-        super().start(trainer)
+        if self.state.maps:
+            return
+        run = self.run
+        name = self._at.tokenized.name
+        self.state.base = self._at.read(self._at.queries(self._resolved.subjects))
+        weight, bias, ridge = self.map.fit(self._at)
+        plain = self.map.fit(self._at, 0.0)
+        subjects = run.fit_subjects(self.map.n_subjects)
+        w0 = fit_linear_map(run.cache.lm, self._w0, subjects, ridge, run.reader())
+        self.state.maps = {
+            "auto": (weight, bias),
+            "plain": plain[:2],
+            "vocabulary": (w0.weight(name), w0.bias(name)),
+        }
 
-    def _fit_maps(self) -> dict[str, LinearMap]:
-        maps = {"auto": self.fit_map("auto"), "plain": self.fit_map(0.0)}
-        maps["vocabulary"] = fit_linear_map(
-            self.cache.lm,
-            self._w0,
-            self._fitted_subjects(),
-            maps["auto"].ridge[self.tokenized.name],
-            self.shared.rows,
-        )
-        return maps
+    def after_update(self, edits: EditBatch | None) -> None:
+        if edits is not None and edits.last and edits.edits:
+            logits = self._at.read(self._at.edit_queries(edits))
+            keep_readings(self.state.readings, edits, logits)
 
-    def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        if edit_batch is not None and edit_batch.last:
-            queries = self.queries(*self.own_subjects(edit_batch))
-            self.keep_edits(edit_batch, self.read(queries))
-
-    def finish(self, trainer: L.Trainer) -> Results:
+    def finish(self) -> Results:
         """Move the states of all edits whose source was learned."""
-        ids, (after,) = next(iter(self.edits_by_step().values()), ([], [self.base.rows([])]))
-        taught = torch.tensor([self._edits[i].label for i in ids], dtype=torch.long)
-        learned = (after.source.argmax(1) == taught).nonzero().flatten().tolist()
-        if not learned:
+        relation = self._at.tokenized
+        by_step = readings_by_step(self.state.readings)
+        ids, (after,) = next(iter(by_step.values()), ([], [rows_of(self.state.base, [])]))
+        edits = [self._resolved.edits[i] for i in ids]
+        answers = EditAnswers.of(edits, rows_of(self.state.base, ids), after)
+        learned = answers.learned
+        if not learned.any():
             rank_zero_warn(f"{self.name}: none of {len(ids)} edits has learned its source answer.")
-            return Results(self.name, {"relation": self.tokenized.name, "n_learned": 0})
-        edits = [self._edits[ids[i]] for i in learned]
-        before, labels = self.base.rows([ids[i] for i in learned]).target, taught[learned]
-        right, texts = reference_mask(edits, before.shape[1]), self.tokenized.target.texts
-        rows = self.cache.lm.head_rows(self.tokenized.target.token_ids)
+            return Results(self.name, {"relation": relation.name, "n_learned": 0})
+        edits = [
+            edit for edit, is_learned in zip(edits, learned.tolist(), strict=True) if is_learned
+        ]
+        labels = answers.labels[learned]
+        reference = answers.reference[learned]
+        texts = relation.target.texts
+        rows = self.run.cache.lm.head_rows(relation.target.token_ids)
         assert rows is not None  # the head is linear
-        own = {arm: self.maps[one][0].T[labels] for arm, one in _MAP_OF_ARM.items()}
+        columns = {arm: self.maps[name][0].T[labels] for arm, name in _MAP_OF_ARM.items()}
         space = moves.TargetSpace(rows)
         self.edits = moves.EditStates(
             space,
-            before,
-            after.target[learned],
-            right,
+            answers.before["target"][learned],
+            answers.after["target"][learned],
+            reference,
             [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
-            moves.weights_of_arms(space, right, self.seed, **own),
-            self.base.source.mean(0)[labels],
+            moves.weights_of_arms(space, reference, self.seed, **columns),
         )
-        return moves.intervention_results(self.name, self.tokenized.name, self.edits)
+        return moves.intervention_results(self.name, relation.name, self.edits)

@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import require
 from lincorr_lightning.io import atomic_write, write_csv
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.results.saved_run import table_text
 from lincorr_lightning.results.table import Table
 
 _SHOWN = 10
+_TOP = 3  #: Highest labels of each subject in the table.
 _CAPTION = "The target labels with the highest predicted logits"
 
 
@@ -27,15 +27,10 @@ class PredictionWriter(BasePredictionWriter):
     ``first`` (position of the first of them in the data), ``logits`` (pair -> ``(n_subjects,
     n_labels)``) and ``labels`` (pair -> list of str). ``predictions.safetensors`` has a tensor per
     pair, with rows in the order of the data; ``tables/predictions.csv`` a row per subject and pair.
-
-    Args:
-        top: Number of highest labels in the table.
     """
 
-    def __init__(self, top: int = 3) -> None:
+    def __init__(self) -> None:
         super().__init__(write_interval="epoch")
-        require("PredictionWriter.top", top, at_least=1)
-        self.top = top
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Choose the run's folder, which is a collective call."""
@@ -58,7 +53,7 @@ class PredictionWriter(BasePredictionWriter):
         with atomic_write(folder / "predictions.safetensors") as path:
             save_file(logits, path)
         subjects = [subject for part in parts for subject in part["subjects"]]
-        numbered = [f"{kind}_{n + 1}" for n in range(self.top) for kind in ("label", "logit")]
+        numbered = [f"{kind}_{n + 1}" for n in range(_TOP) for kind in ("label", "logit")]
         rows = [
             [subject, pair, *self._highest(logits[pair][i], parts[0]["labels"][pair])]
             for i, subject in enumerate(subjects)
@@ -74,6 +69,6 @@ class PredictionWriter(BasePredictionWriter):
         sys.stdout.write(f"{table_text([table])}All rows:    {path}\n\n")
 
     def _highest(self, logits: Tensor, labels: list[str]) -> list[Any]:
-        top = logits.topk(min(self.top, len(labels)))
+        top = logits.topk(min(_TOP, len(labels)))
         cells = [c for v, i in zip(*map(Tensor.tolist, top), strict=True) for c in (labels[i], v)]
-        return cells + [None] * (2 * self.top - len(cells))
+        return cells + [None] * (2 * _TOP - len(cells))

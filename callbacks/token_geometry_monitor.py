@@ -1,13 +1,11 @@
 """Token geometry of a set of texts while an LM is trained."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from statistics import fmean
 from typing import Any
-
-import lightning as L
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.data.texts import TokenBatch, read_prompts
@@ -15,8 +13,6 @@ from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
-
-_MAX_LAYERS = 12  # whose curves are drawn
 
 
 class TokenGeometryMonitor(PeriodicCallback):
@@ -35,9 +31,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         key: Key or column of the text in ``.jsonl`` or ``.csv`` files.
         n_tokens: Tokens of each text; shorter texts are skipped.
         n_texts: Number of texts.
-        range_scalings: Range scalings n2 of the intrinsic dimension; 2 is the 2NN estimator.
-        ks: Sizes of the neighborhoods whose overlap with the next layer is measured.
-        seed: Seed of the tiny world's texts.
         **options: See `PeriodicCallback`.
 
     Attributes:
@@ -52,9 +45,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         key: str = "text",
         n_tokens: int = 64,
         n_texts: int = 4,
-        range_scalings: list[int] | None = None,
-        ks: list[int] | None = None,
-        seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -63,51 +53,42 @@ class TokenGeometryMonitor(PeriodicCallback):
         self.texts = texts
         self.key = key
         self.n_texts = n_texts
-        self.seed = seed
-        self.settings = CloudSettings(
-            n_tokens, range_scalings or [2], ks or [2], "TokenGeometryMonitor"
-        )
+        self.settings = CloudSettings(n_tokens, [2], [2], "TokenGeometryMonitor")
 
-    def open(self, trainer: L.Trainer) -> None:
+    def open(self) -> Iterable[str]:
         self._prompts = read_prompts(
-            self.cache.lm,
+            self.run.cache.lm,
             self.texts,
             self.key,
             self.settings.n_tokens,
             self.n_texts,
-            self.seed,
             owner="TokenGeometryMonitor",
         )
-        self.declare_measured(self._prompts.names)
+        return self._prompts.names
 
-    def measure(self, trainer: L.Trainer) -> None:
-        context = self.cache.contexts([self.adapter_id])
+    def measure(self) -> None:
+        context = self.run.cache.contexts([self.adapter_id])
         observed: list[PromptGeometry] = []
         # One text at a time: training may leave little memory.
         for tokens, name in zip(self._prompts.tokens, self._prompts.names, strict=True):
             batch = TokenBatch(tokens[None], [name], corpora=[""])
             with nullcontext() if context is None else context([0]):
-                observed += observe_prompts(self.cache.lm, batch, self.settings)
-        scalars = {f"{self.name}/{key}": value for key, value in _means(observed).items()}
-        self.log_scalars(trainer, scalars, self.step)
+                observed += observe_prompts(self.run.cache.lm, batch, self.settings)
+        self.log_scalars({f"{self.name}/{key}": value for key, value in _means(observed).items()})
 
-    def finish(self, trainer: L.Trainer) -> Results:
+    def finish(self) -> Results:
         # Imported here: it takes matplotlib.
         from lincorr_lightning.results.plots import training_curves
 
-        self._measure_once(trainer)
+        self.measure_once()
         history = {key.removeprefix(f"{self.name}/"): curve for key, curve in self.history.items()}
         values = {
             name: {"before": curve[0][1], "after": curve[-1][1]} for name, curve in history.items()
         }
         rows = []
-        shown = {}
-        every = math.ceil(sum(name.startswith("cosine/") for name in history) / _MAX_LAYERS)
         for name, curve in history.items():
             observable, _, layer = name.partition("/layer_")
             rows += [(observable, int(layer) if layer else None, *point) for point in curve]
-            if not layer or int(layer) % every == 0:
-                shown[name] = curve
         texts = f"{len(self._prompts.names)} texts of {self.settings.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
         columns = ["observable", "layer", "step", "mean"]

@@ -5,7 +5,6 @@ Every entry names the report in Lightning's repository, where there is one, and
 entry is no longer needed.
 """
 
-import re
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -21,9 +20,6 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.io import atomic_write, new_version
-
-# A text such as 1e3, which YAML 1.1 takes for a text and jsonargparse for a number.
-_E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -139,28 +135,8 @@ def cancel_after_train_end(trainer: L.Trainer) -> None:
     vars(trainer.strategy).pop("on_train_end", None)
 
 
-def join_csv_rows(path: Path) -> None:
-    """Join the rows of each step in the file of Lightning's `CSVLogger` (Lightning #20110).
-
-    If a key has several values at a step, more rows keep them; only epochs are overwritten.
-    """
-    from pandas import read_csv
-
-    if not path.exists():
-        return
-    frame = read_csv(path, dtype=str, keep_default_na=False, na_values=[""])
-    cells = frame.melt("step").dropna().drop_duplicates()
-    last = ~cells.duplicated(["step", "variable"], keep="last")
-    cells = cells[last | (cells["variable"] != "epoch")]
-    numbered = cells.assign(n=cells.groupby(["step", "variable"]).cumcount())
-    rows = numbered.pivot(index=["step", "n"], columns="variable", values="value").reset_index()
-    rows = rows.sort_values("step", key=lambda steps: steps.astype(int), kind="stable")
-    with atomic_write(path) as new:
-        rows.reindex(columns=frame.columns).to_csv(new, index=False)
-
-
-def write_configs_as_they_are_read() -> None:
-    """Let ``config.yaml`` hold enums as their values, and quote texts such as ``1e3``.
+def write_enums_as_values() -> None:
+    """Let ``config.yaml`` hold enums as their values.
 
     Defaults of Lightning's classes may be enums, such as `Timer`'s, which PyYAML does not write.
     (Reports of the kind: Lightning #18731, #19681.)
@@ -168,5 +144,3 @@ def write_configs_as_they_are_read() -> None:
     yaml.SafeDumper.add_multi_representer(
         Enum, lambda dumper, member: dumper.represent_data(member.value)
     )
-    tag = "tag:yaml.org,2002:float"
-    yaml.SafeDumper.add_implicit_resolver(tag, _E_NUMBER, list("-+0123456789"))

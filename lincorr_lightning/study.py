@@ -38,12 +38,15 @@ _TRAINER_SETTINGS = (
     "limit_train_batches",
     "limit_val_batches",
     "gradient_clip_val",
+    "gradient_clip_algorithm",
     "accumulate_grad_batches",
 )
-# They look for weights before the LM is loaded, or train a part of the run first.
+_EPOCHS = "trainer.max_epochs"
+# They look for weights before the LM is loaded, train a part of the run first, or change a step.
 _REFUSED: tuple[type[callbacks.Callback], ...] = (
     callbacks.BaseFinetuning,
     callbacks.BatchSizeFinder,
+    callbacks.GradientAccumulationScheduler,
     callbacks.LearningRateFinder,
     callbacks.ModelPruning,
     callbacks.StochasticWeightAveraging,
@@ -134,7 +137,6 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Name, data type, fingerprint and size of the LM, once it is loaded."""
     _started: float | None = None
     _is_trained = False
-    _batches_per_step: frozenset[int] = frozenset()
 
     @property
     def seconds(self) -> float | None:
@@ -153,45 +155,30 @@ class Study(PlainHyperparameters, L.LightningModule):
                 "32-true, or to bf16-mixed, which computes in bfloat16."
             )
         if stage == "fit":
-            self._batches_per_step = frozenset()
-            self._require_steps_of_equal_size()
-            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, (*_REFUSED, *self.refused_callbacks)):
-                    name = type(callback).__name__
-                    option = ", or trainer.max_time" if name == "Timer" else ""
-                    raise ConfigError(
-                        f"{type(self).__name__} cannot be trained with the callback {name}: its "
-                        "results would be of other weights or steps. Remove it from "
-                        f"trainer.callbacks{option}."
-                    )
+            self._check_training()
         loops = {"validate": "limit_val_batches", "test": "limit_test_batches"}
         if stage in loops and not getattr(self.trainer, loops[stage]):
             raise ConfigError(f"trainer.{loops[stage]} is 0: nothing would be read. Raise it.")
         runs.prepare_run_folder(self.trainer)
 
-    def on_fit_start(self) -> None:
-        self._started, self._is_trained = monotonic(), False
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse steps of more batches than the first, whatever callback makes them so."""
-        self._require_steps_of_equal_size()
-
-    def _require_steps_of_equal_size(self) -> None:
-        trainer: Any = self.trainer
-        counts = {trainer.accumulate_grad_batches}
-        for callback in trainer.callbacks:
-            if isinstance(callback, callbacks.GradientAccumulationScheduler):
-                counts.update(callback.scheduling.values())
-        self._batches_per_step |= counts
-        if len(self._batches_per_step) > 1 or (self.step_setting and max(counts) > 1):
-            wanted = (
-                f"1: set {self.step_setting} instead" if self.step_setting else "always the same"
-            )
+    def _check_training(self) -> None:
+        n_batches = self.trainer.accumulate_grad_batches
+        if self.step_setting and n_batches != 1:
             raise ConfigError(
-                f"steps of {' or '.join(map(str, sorted(self._batches_per_step)))} batches, by "
-                "trainer.accumulate_grad_batches or a callback such as "
-                f"GradientAccumulationScheduler; their number must be {wanted}."
+                f"trainer.accumulate_grad_batches is {n_batches}; it must be 1: set "
+                f"{self.step_setting} instead."
             )
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, (*_REFUSED, *self.refused_callbacks)):
+                raise ConfigError(
+                    f"{type(self).__name__} cannot be trained with {type(callback).__name__}: its "
+                    "results would be of other weights or steps. Remove it from trainer.callbacks, "
+                    "or trainer.max_time."
+                )
+
+    def on_fit_start(self) -> None:
+        self._started = monotonic()
+        self._is_trained = False
 
     def build_results(self) -> Results | None:
         """Return the results at the end of a run, if any; `finish` adds settings and LM."""
@@ -213,17 +200,24 @@ class Study(PlainHyperparameters, L.LightningModule):
             )
             runs.write_parts(self.trainer, results)
         for lm in (part for part in self.modules() if isinstance(part, LanguageModel)):
-            if lm.state_cache is not None:  # on all ranks, or on none
-                counts = gather([lm.state_cache.n_found, lm.state_cache.n_requested])
-                lm.state_cache.n_found = lm.state_cache.n_requested = 0
-                n_found, n = map(sum, zip(*counts, strict=True))
-                if n:
-                    name, kept = lm.config.name_or_path, lm.config.state_cache
-                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {name} were in {kept}")
+            self._log_states_found(lm)
         if writes:
-            self.write_artifacts(folder := runs.run_folder(self.trainer))
+            folder = runs.run_folder(self.trainer)
+            self.write_artifacts(folder)
             if results is not None:  # last, so that an interrupted run has none
                 results.write_values(folder)
+
+    def _log_states_found(self, lm: LanguageModel) -> None:
+        """Log how many prompts were in the cache of states; on all ranks."""
+        if lm.state_cache is None:
+            return
+        counts = gather([lm.state_cache.n_found, lm.state_cache.n_requested])
+        lm.state_cache.n_found = 0
+        lm.state_cache.n_requested = 0
+        n_found, n = map(sum, zip(*counts, strict=True))
+        if n:
+            where = f"{lm.config.name_or_path} were in {lm.config.state_cache}"
+            rank_zero_info(f"{n_found:,} of {n:,} prompts of {where}")
 
     def trained_norm(self) -> Tensor:
         """Return the norm of what is trained, which is finite if all weights are; on all ranks."""
@@ -270,18 +264,13 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another study or other settings, and restore the study's state."""
-        stored, trainer = checkpoint.get("study", {}), self._trainer
-        path = None if trainer is None else trainer.ckpt_path
-        if Path(path or "").name.startswith("hpc_ckpt_"):
-            rank_zero_warn(
-                f"goes on with {path}, which a job that Slurm requeued left in "
-                "trainer.default_root_dir. Move it elsewhere to begin anew."
-            )
+        stored = checkpoint.get("study", {})
         if stored.get("name") != self.study:
-            name = stored.get("name")
-            raise CheckpointError(f"Not a {type(self).__name__} checkpoint, but of {name}.")
+            raise CheckpointError(
+                f"Not a {type(self).__name__} checkpoint, but of {stored.get('name')}."
+            )
         try:
-            if trainer is not None and trainer.state.fn == "fit":
+            if self._trainer is not None and self._trainer.state.fn == "fit":
                 self._require_same_run(stored["settings"], checkpoint)
             self.restore(stored)
         except KeyError as error:
@@ -292,32 +281,28 @@ class Study(PlainHyperparameters, L.LightningModule):
     def _run_settings(self) -> dict[str, Any]:
         """Return what a resumed run must not change, apart from its data."""
         trainer: Any = self.trainer
-        settings = self.fixed_settings("model", trainer)
-        if runs.is_dry_run(trainer):
-            return settings
-        settings["trainer.max_epochs"] = trainer.max_epochs
-        # As texts: 1 and 1.0 batches are one and all of them.
-        settings |= {f"trainer.{name}": str(getattr(trainer, name)) for name in _TRAINER_SETTINGS}
-        algorithm = trainer.gradient_clip_algorithm
-        settings["trainer.gradient_clip_algorithm"] = algorithm and algorithm.value
-        settings["matmul_precision"] = products.precision()
-        settings["data"] = type(getattr(trainer, "datamodule", None)).__qualname__
-        if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:  # of `seed_everything`
-            settings["seed_everything"] = seed
-        return settings
+        return {
+            **self.fixed_settings("model", trainer),
+            _EPOCHS: trainer.max_epochs,
+            # As texts: 1 and 1.0 batches are one and all of them.
+            **{f"trainer.{name}": str(getattr(trainer, name)) for name in _TRAINER_SETTINGS},
+            "matmul_precision": products.precision(),
+            "data": type(getattr(trainer, "datamodule", None)).__qualname__,
+            "seed_everything": os.environ.get("PL_GLOBAL_SEED"),
+        }
 
     def _require_same_run(self, stored: dict[str, Any], checkpoint: Mapping[str, Any]) -> None:
         """Refuse to resume a run of other settings or data; more epochs may follow."""
         now = self._run_settings()
-        before, epochs = (one.get("trainer.max_epochs", -1) for one in (stored, now))
-        is_longer = before != epochs and (epochs == -1 or -1 < before < epochs)
-        require_same(stored, now | {"trainer.max_epochs": before} if is_longer else now)
-        if is_longer:
+        before, epochs = stored[_EPOCHS], now[_EPOCHS]
+        if before != epochs and (epochs == -1 or -1 < before < epochs):
+            now[_EPOCHS] = before
             rank_zero_warn(
-                f"the checkpoint was written with trainer.max_epochs {before}, this run has "
-                f"{epochs}: what follows from a run's length, such as learning rates that "
-                "decrease, is from here on that of the longer run."
+                f"the checkpoint was written with {_EPOCHS} {before}, this run has {epochs}: what "
+                "follows from a run's length, such as learning rates that decrease, is from here "
+                "on that of the longer run."
             )
+        require_same(stored, now)
         data = getattr(self.trainer, "datamodule", None)
         if isinstance(data, StudyData):  # before parameters that do not fit are loaded
             data.load_state_dict(checkpoint[type(data).__qualname__])
@@ -345,7 +330,8 @@ def require_one_epoch(trainer: L.Trainer, epochs: str) -> None:
 def require_batch(study: Study, batch: object, *kinds: type) -> None:
     """Refuse a batch of another study."""
     if not isinstance(batch, kinds):
-        names, given = " or ".join(kind.__name__ for kind in kinds), type(batch).__name__
+        names = " or ".join(kind.__name__ for kind in kinds)
+        given = type(batch).__name__
         raise ConfigError(f"{type(study).__name__} takes batches of {names}, not {given}.")
 
 
@@ -418,8 +404,8 @@ class LMStudy(Study):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave frozen weights of the LM out, and note which LM it was."""
         super().on_save_checkpoint(checkpoint)
-        state, kept = checkpoint["state_dict"], self._kept_keys(checkpoint["state_dict"])
-        checkpoint["state_dict"] = {key: value for key, value in state.items() if key in kept}
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {key: state[key] for key in self._kept_keys(state)}
         checkpoint["lm"] = {
             "name_or_path": self.lm.config.name_or_path,
             "fingerprint": dict(self.lm_info["fingerprint"]),
@@ -431,28 +417,31 @@ class LMStudy(Study):
         self._check_lm(checkpoint["lm"])
         # Absent where Lightning loads the parameters of a sharded module by itself.
         if "state_dict" in checkpoint:
-            own, stored = self._kept_keys(self.state_dict()), set(checkpoint["state_dict"])
-            if own != stored:
+            expected = set(self._kept_keys(self.state_dict()))
+            stored = set(checkpoint["state_dict"])
+            if expected != stored:
                 raise CheckpointError(
-                    f"the checkpoint does not fit these settings: missing {sorted(own - stored)}, "
-                    f"unexpected {sorted(stored - own)}. {_START_ANEW}"
+                    "the checkpoint does not fit these settings: missing "
+                    f"{sorted(expected - stored)}, unexpected {sorted(stored - expected)}. "
+                    f"{_START_ANEW}"
                 )
 
-    def _kept_keys(self, keys: Iterable[str]) -> set[str]:
-        """Return those keys of a state that belong to a checkpoint."""
+    def _kept_keys(self, keys: Iterable[str]) -> list[str]:
+        """Return those keys of a state that belong to a checkpoint, in their order."""
         named = self.named_parameters(remove_duplicate=False)
         trained = {name for name, parameter in named if parameter.requires_grad}
-        return {key for key in keys if not key.startswith("lm.") or key in trained}
+        return [key for key in keys if not key.startswith("lm.") or key in trained]
 
     def _check_lm(self, stored: Mapping[str, Any]) -> None:
         if not self.lm_info:
             self.lm_info = dict(self.lm.load().info)
-        for part, own in self.lm_info["fingerprint"].items():
-            if (other := stored["fingerprint"].get(part)) != own:
+        for part, value in self.lm_info["fingerprint"].items():
+            other = stored["fingerprint"].get(part)
+            if other != value:
                 raise CheckpointError(
                     f"the checkpoint is of {stored['name_or_path']}, whose {part} ({other}) "
-                    f"differs from that of {self.lm.config.name_or_path} ({own}). Pass the LM that "
-                    "it was written with as --model.lm.name_or_path, with its prefix, chat "
+                    f"differs from that of {self.lm.config.name_or_path} ({value}). Pass the LM "
+                    "that it was written with as --model.lm.name_or_path, with its prefix, chat "
                     f"template and --model.lm.dtype {stored['fingerprint'].get('dtype')}, or start "
                     "a new run."
                 )

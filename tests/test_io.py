@@ -1,11 +1,9 @@
 """Complete files and folders, and the errors of disks that refuse them."""
 
-import csv
 import errno
 import json
 import math
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,7 +55,7 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) 
     assert everything(tmp_path) == ["results.json"]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "hidden", "safetensors"])
+@pytest.mark.parametrize("call", ["fsync", "rename", "hidden", "safetensors"])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Libraries hide the cause behind an error of their own, or in its message."""
 
@@ -84,36 +82,25 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -
     assert everything(tmp_path) == ["tables", "tables/pairs.csv"]
 
 
-@pytest.mark.parametrize("write", [check_writable, lambda path: write_json(path / "a.json", {})])
-def test_refusals_say_why_and_what_to_do(write: Callable[[Path], None], tmp_path: Path) -> None:
-    write(tmp_path / "new" / "deeper")
-    assert everything(tmp_path)[:2] == ["new", "new/deeper"]
-    (tmp_path / "file").write_text("kept")
-    for folder in ("file", "file/runs"):
-        with pytest.raises(OutputError, match=rf"cannot write {tmp_path}/file.*: .*\. Make room"):
-            write(tmp_path / folder)
-    assert (tmp_path / "file").read_text() == "kept"
-
-
-@pytest.mark.parametrize("url", ["s3://b/a", "file:///b/a", "simplecache::ftp://b/a", "s3:/b/a"])
-@pytest.mark.parametrize(
-    "write",
-    [
-        check_writable,
-        new_version,
-        lambda path: write_json(path / "a.json", {}),
-        lambda path: atomic_folder(path, ()).__enter__(),
-    ],
-)
+@pytest.mark.parametrize("url", ["s3://b/a", "simplecache::ftp://b/a", "s3:/b/a"])
 def test_nothing_is_written_to_a_url(
-    write: Callable[[Path], None], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor to a local folder of that name."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OutputError, match=r"b/a.* is a URL, to which nothing is written"):
-        write(Path(url))
+    for write in (check_writable, new_version):
+        with pytest.raises(OutputError, match=r"b/a.* is a URL"):
+            write(Path(url))
     assert everything(tmp_path) == []
     check_writable(tmp_path / "not:" / "C:")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for folder in ("file", "file/runs"):
+        with pytest.raises(OutputError, match=rf"cannot write {tmp_path}/file.*: .*\. Make room"):
+            check_writable(tmp_path / folder)
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_versions_are_made_by_one_run_alone(tmp_path: Path) -> None:
@@ -138,15 +125,8 @@ def test_others_may_read_what_the_umask_allows(tmp_path: Path) -> None:
 # -- whole folders ---------------------------------------------------------------------------
 
 
-def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    for text in ("old", "new"):
-        with atomic_folder(tmp_path / "map", {"a", "b"}) as folder:
-            (folder / ("a" if text == "old" else "b")).write_text(text)
-    assert everything(tmp_path) == ["map", "map/b"]
-
-
 @pytest.mark.parametrize("fails", ["interrupt", "write", "rename"])
-def test_failed_folder_leaves_the_old_one(
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename, calls = Path.rename, []
@@ -172,6 +152,10 @@ def test_failed_folder_leaves_the_old_one(
             raise OSError(errno.ENOSPC, "full")
     assert (tmp_path / "map" / "a").read_text() == "old"
     assert everything(tmp_path) == ["map", "map/a"]
+    monkeypatch.undo()
+    with atomic_folder(tmp_path / "map", {"a"}) as folder:
+        (folder / "b").write_text("new")
+    assert everything(tmp_path) == ["map", "map/b"]
 
 
 def test_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
@@ -193,12 +177,10 @@ def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
         "float": np.float32(0.5),
         "int": np.int64(3),
         "bool": np.bool_(True),
-        "none": None,
         "array": np.array([[1.0, 2.0]]),
         "path": tmp_path,
         "text": "上海 → “x”",
-        "tuple": (1, 2),
-        4: {"deep": [True]},
+        4: {"deep": (True, None)},
     }
     write_json(tmp_path / "a.json", data)
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
@@ -206,15 +188,12 @@ def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
         "float": 0.5,
         "int": 3,
         "bool": True,
-        "none": None,
         "array": [[1.0, 2.0]],
         "path": str(tmp_path),
         "text": "上海 → “x”",
-        "tuple": [1, 2],
-        "4": {"deep": [True]},
+        "4": {"deep": [True, None]},
     }
-    assert "上海" in text
-    assert text.endswith("}\n")
+    assert "上海" in text and text.endswith("}\n")
 
 
 @pytest.mark.parametrize("value", [math.nan, np.array([1.0, np.inf]), {1, 2}])
@@ -225,24 +204,14 @@ def test_json_refuses_what_it_does_not_have(tmp_path: Path, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "No such file or directory"),
-        (b'{"a": ', "it is not valid JSON (Expecting value"),
-        (b'{"a": NaN}', "it is not valid JSON (NaN is not JSON"),
-        (b"\xff", "it is not valid JSON ('utf-8' codec"),
-        (b"[" * 100_000, "it is not valid JSON (maximum recursion depth"),
-        (b"[1]", "it is not a JSON object"),
-    ],
+    "content", [None, b'{"a": ', b'{"a": NaN}', b"\xff", b"[" * 100_000, b"[1]"]
 )
-def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason: str) -> None:
+def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "a.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ReportError) as caught:
+    with pytest.raises(ReportError, match=rf"cannot read {path}: .*Write it again\.$"):
         read_json(path, ReportError, "Write it again.")
-    assert str(caught.value).startswith(f"cannot read {path}: {reason}")
-    assert str(caught.value).endswith(". Write it again.")
 
 
 def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
@@ -259,20 +228,8 @@ def test_a_fifo_or_device_is_not_read(tmp_path: Path) -> None:
     for path in (tmp_path / "config.json", Path("/dev/zero")):
         with pytest.raises(OSError, match="it is a FIFO, a device or a socket, not a file"):
             regular_file(path)
-        with pytest.raises(ReportError, match=f"cannot read {path}: it is a FIFO, a device or"):
-            read_json(path, ReportError, "")
     with pytest.raises(FileNotFoundError):
         regular_file(tmp_path / "missing")
-
-
-def test_csv_round_trips(tmp_path: Path) -> None:
-    rows = [['上, "海"', 0.1 + 0.2, None], ["a\nb", np.float64(1e-20), True]]
-    write_csv(tmp_path / "t" / "a.csv", ("label", "r", "right"), iter(rows))
-    with (tmp_path / "t" / "a.csv").open(newline="", encoding="utf-8") as file:
-        read = list(csv.DictReader(file))
-    assert [row["label"] for row in read] == ['上, "海"', "a\nb"]
-    assert [float(row["r"]) for row in read] == [0.1 + 0.2, 1e-20]
-    assert [row["right"] for row in read] == ["", "True"]
 
 
 def test_safe_names_are_safe_and_stay_apart() -> None:

@@ -1,23 +1,16 @@
 """Lines of progress without a terminal, by a clock of the test's own."""
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning import progress as module
-from lincorr_lightning.cli import main
-from lincorr_lightning.progress import Loop, ProgressLines, progress
-
-TRAINER: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_model_summary": False,
-    "accelerator": "cpu",
-}
+from lincorr_lightning.progress import LoopLines, ProgressLines, minutes, progress
+from tests.toys import NO_FILES, quiet_trainer
 
 
 class Clock:
@@ -41,91 +34,68 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ("seconds", "text"), [(20, "0 min"), (90, "2 min"), (3599, "1 h 0 min"), (7500, "2 h 5 min")]
 )
 def test_minutes(seconds: float, text: str) -> None:
-    assert module.minutes(seconds) == text
+    assert minutes(seconds) == text
 
 
-def test_the_estimate_is_that_of_the_pace_so_far() -> None:
+def test_the_estimate_is_that_of_the_pace_so_far(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = LoopLines("batch", 12)
+    for _ in range(12):
+        clock.now += 300
+        loop.advance()
+    lines = capsys.readouterr().err.splitlines()
     # 3 of 12 in 15 minutes: 9 more at 5 minutes each.
-    assert Loop("batch", 12, 100.0, done=3).text(100.0 + 900) == "batch 3 of 12, about 45 min left"
-    assert Loop("batch", 12, 0.0).text(600.0) == "batch 0 of 12"
-    assert Loop("batch", 12, 0.0, done=12).text(600.0) == "batch 12 of 12"
-    assert Loop("batch", float("inf"), 0.0, done=7).text(600.0) == "batch 7"
+    assert lines[2] == "batch 3 of 12, about 45 min left"
+    assert lines[-1] == "batch 12 of 12" and len(lines) == 12
+    loop = LoopLines("batch", float("inf"))
+    for _ in range(5):  # in 50 seconds: none; then one line a minute
+        clock.now += 25
+        loop.advance()
+    assert capsys.readouterr().err.splitlines() == ["batch 3"]
 
 
 class Reading(BoringModel):
     """Each batch takes ten minutes, and the end of training twenty solutions of a minute."""
 
-    def __init__(self, clock: Clock, look: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.clock, self.look = clock, look
+        self.clock = clock
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.clock.now += 600
-        self.look()
         return super().training_step(batch, batch_idx)
 
     def on_train_end(self) -> None:
-        for i in progress(range(20), "solving"):
+        for _ in progress(range(20), "solving"):
             self.clock.now += 60
-            if i in (0, 4):
-                self.look()
 
 
-def test_lines_of_a_fit(clock: Clock, tmp_path: Any) -> None:
-    lines = ProgressLines(clock=clock, wait=lambda _: True)
-    seen: list[str] = []
-    trainer = L.Trainer(
-        callbacks=[lines],
-        limit_train_batches=2,
-        limit_val_batches=0,
-        max_epochs=2,
-        default_root_dir=tmp_path,
-        **TRAINER,
-    )
-    trainer.fit(Reading(clock, lambda: seen.append(lines.line())))
-    assert seen == [
-        "after 10 min: training, batch 0 of 4",
-        "after 20 min: training, batch 1 of 4, about 1 h 0 min left",
-        "after 30 min: training, batch 2 of 4, about 30 min left",
-        "after 40 min: training, batch 3 of 4, about 13 min left",
-        "after 41 min: solving 0 of 20",
-        "after 45 min: solving 4 of 20, about 20 min left",
+def lines_of_a_fit(clock: Clock, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    options = {"limit_train_batches": 2, "limit_val_batches": 0, "enable_progress_bar": True}
+    trainer = quiet_trainer(folder, callbacks=[ProgressLines()], max_epochs=2, **NO_FILES | options)
+    trainer.fit(Reading(clock))
+    return [line for line in capsys.readouterr().err.splitlines() if " of " in line]
+
+
+def test_lines_of_a_fit(clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of_a_fit(clock, tmp_path, capsys)
+    assert lines[:4] == [
+        "training, batch 1 of 4, about 30 min left",
+        "training, batch 2 of 4, about 20 min left",
+        "training, batch 3 of 4, about 10 min left",
+        "training, batch 4 of 4",
     ]
-    assert lines.line().endswith(": computing"), "a loop that has ended is forgotten"
+    assert lines[4] == "solving 1 of 20, about 19 min left"
+    assert lines[-1] == "solving 20 of 20"
 
 
-def test_a_line_at_least_once_a_minute_however_long_a_batch(
+def test_other_ranks_print_nothing(
+    clock: Clock,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
-
-    def wait(seconds: float) -> bool:
-        assert seconds <= 60
-        clock.now += seconds
-        return clock.now > 5 * 60  # when the run ends
-
-    ProgressLines(clock=clock, wait=wait).watch()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"after {i} min: computing" for i in range(1, 6)]
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_lines_stand_in_for_a_bar_without_a_terminal(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
-    cli = main(
-        [
-            "fit",
-            "--config",
-            "linear_probe.yaml",
-            "--data.n_subjects=40",
-            "--model.random_labels=0",
-            "--model.pairs=[city->country]",
-            f"--trainer.default_root_dir={tmp_path}",
-            "--trainer.fast_dev_run=true",
-        ]
-    )
-    assert isinstance(
-        cli.trainer.progress_bar_callback, RichProgressBar if is_terminal else ProgressLines
-    )
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    monkeypatch.setattr(L.Trainer, "is_global_zero", False)
+    assert lines_of_a_fit(clock, tmp_path, capsys) == []

@@ -32,11 +32,6 @@ RANKED = (
     "city→gender",
     "color→sport",
 )
-COMPOSED = (
-    "city→country→continent",
-    "city→country→language",
-    "country→language→continent",
-)
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 FINDING = 0.01  # adjusted p-value of a pair above its control
 
@@ -110,11 +105,6 @@ def tables(
         chosen(results["pairs"], ("source", "target"), NULLS),
         ("label_mean", "permuted_label_mean", "control_label_mean"),
     )
-    transitivity = numbers_table(
-        ["source→via→target", "direct map", "composed maps", "through others, median"],
-        chosen(attributes["transitivity"], ("source", "via", "target"), COMPOSED),
-        ("direct", "composed", "elsewhere"),
-    )
     caption = (
         f"Label-wise r on {results['n_test']:,} held-out subjects, source row → target column:"
     )
@@ -123,7 +113,6 @@ def tables(
         "path": ridge_path(results),
         "families": matrix(families, FAMILIES),
         "ranking": ranking(attributes["pairs"]),
-        "transitivity": transitivity,
     }
 
 

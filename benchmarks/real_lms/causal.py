@@ -68,7 +68,7 @@ def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False
 def save_states(edits: EditStates, path: Path) -> None:
     """Write target logits before and after each edit, and the maps' columns of its answer."""
     arms = {arm: edits.weights[arm][0] for arm in ARM_OF.values()}
-    parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
+    parts = {"before": edits.before, "after": edits.after, **arms}
     np.savez_compressed(
         path,
         references=np.array(edits.references),
@@ -93,7 +93,7 @@ def read_states(path: Path, of_logits: bool = False) -> EditStates:
     columns = {key: parts[arm] for key, arm in ARM_OF.items()}
     weights = moves.weights_of_arms(space, mask, 0, **columns)
     before, after = parts["before"].double(), parts["after"].double()
-    return EditStates(space, before, after, mask, references, weights, parts["popularity"])
+    return EditStates(space, before, after, mask, references, weights)
 
 
 def component(vectors: Tensor, directions: Tensor) -> Tensor:

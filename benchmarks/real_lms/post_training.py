@@ -24,7 +24,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizer
 
 from benchmarks import common
-from lincorr_lightning.linear_map.fitting import split_rows
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -122,15 +121,10 @@ def score(lm: Path, tuned: Path | None = None) -> Iterator[dict[str, Any]]:
     for seed in range(SEEDS):
         fit, test = np.random.default_rng(seed).permutation(2 * N_HALF).reshape(2, N_HALF)
         refit = fit if tuned else np.arange(2 * N_HALF, 3 * N_HALF)
-        for metric, part in (
-            (module.moments["fit"], now[refit]),
-            (module.moments["test"], now[test]),
-            (module.moments_before["fit"], before[fit]),
-            (module.moments_before["test"], before[test]),
-            *zip(module.tuning, split_rows(before[fit]), strict=True),
-        ):
-            metric.reset()
-            metric.update(part)
+        sides = (module.moments, now, refit), (module.moments_before, before, fit)
+        for (moments, rows, fitted), half in product(sides, ("fit", "test")):
+            moments.reset(half)
+            moments.add(half, rows[fitted if half == "fit" else test], first=0)
         for pair in module.build_results().values["pairs"]:
             yield {"seed": seed, "ridge": module.ridges[pair["source"], pair["target"]], **pair}
 

@@ -49,7 +49,7 @@ def pair_name(scores: Mapping[str, Any]) -> str:
     return f"{scores['source']}->{scores['target']}"
 
 
-def plan(n_parameters: int, n_layers: int, texts: str | None) -> Iterator[Run]:
+def plan(n_parameters: int, texts: str | None) -> Iterator[Run]:
     """Yield the runs on one LM; those that read texts need a file or folder of them."""
     size = next(size for size in PLAN["sizes"] if n_parameters <= size["n_parameters"])
     paper_knowledge = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
@@ -57,7 +57,6 @@ def plan(n_parameters: int, n_layers: int, texts: str | None) -> Iterator[Run]:
         "knowledge": json.dumps(KNOWLEDGE),
         "paper_pairs": json.dumps(PAPER_PAIRS),
         "paper_knowledge": json.dumps([*paper_knowledge, "pet"]),
-        "layers": list(range(0, n_layers, n_layers // 6)),
         "texts_file": texts,
     }
     for name, run in PLAN["runs"].items():
@@ -123,9 +122,9 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the results that the tables are made of."""
     kept = {key: results[key] for key in (*run.keep, "lm") if key in results}
     kept["lm"] = {**kept["lm"], "name_or_path": Path(kept["lm"]["name_or_path"]).name}
-    for name in {"pairs", "logit_lens"} & kept.keys():
-        keys = ("layer", *PLAN["pair_keys"])
-        kept[name] = [{key: pair[key] for key in keys if key in pair} for pair in kept[name]]
+    if "pairs" in kept:
+        keys = PLAN["pair_keys"]
+        kept["pairs"] = [{key: pair[key] for key in keys if key in pair} for pair in kept["pairs"]]
     if "ridge_path" in kept:  # of all pairs it would be most of the file
         kept["ridge_path"] = [path for path in kept["ridge_path"] if pair_name(path) in RELATIONS]
     if "dimension_loss" in kept:
@@ -154,20 +153,20 @@ def main(
         only: Beginnings of names of runs, such as probe; empty makes all.
         output: Folder of the results.
     """
-    for n_parameters, n_layers, lm in sorted((*shape_of(lm), lm) for lm in lms_in(folder)):
-        for run in plan(n_parameters, n_layers, texts):
+    for n_parameters, lm in sorted((n_parameters_of(lm), lm) for lm in lms_in(folder)):
+        for run in plan(n_parameters, texts):
             chosen = not only or run.name.startswith(only)
             if chosen and not (Path(output) / lm.name / f"{run.name}.json").exists():
                 print(f"{lm.name}: {run.name}", flush=True)
                 execute(run, lm, Path(output) / lm.name)
 
 
-def shape_of(lm: Path) -> tuple[int, int]:
-    """Return the number of parameters of an LM, without reading them, and of its layers."""
+def n_parameters_of(lm: Path) -> int:
+    """Return the number of parameters of an LM, without reading them."""
     config = AutoConfig.from_pretrained(lm)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return int(model.num_parameters()), int(config.get_text_config().num_hidden_layers)
+    return int(model.num_parameters())
 
 
 if __name__ == "__main__":

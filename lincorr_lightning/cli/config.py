@@ -61,7 +61,8 @@ def read_config(value: str) -> dict[str, Any]:
 
 def prepare_args(args: Sequence[str]) -> list[str]:
     """Return a command line that jsonargparse can parse, with packaged configs and LMs found."""
-    passed, rest = [], iter(args)
+    passed = []
+    rest = iter(args)
     read = "--model.lm", "--model.before", "--model.prefix"
     for argument in rest:
         key, equals, value = argument.partition("=")
@@ -162,7 +163,8 @@ def _allowed_paths() -> Iterator[str]:
         loggers.CSVLogger,
         loggers.TensorBoardLogger,
     )
-    modules = {name: one for name, one in sys.modules.items() if f"{name}.".startswith(_PACKAGES)}
+    loaded = sys.modules.items()
+    modules = {name: each for name, each in loaded if f"{name}.".startswith(_PACKAGES)}
     for name, module in modules.items():
         for attribute, value in list(vars(module).items()):
             if (

@@ -4,7 +4,6 @@ import logging
 import pkgutil
 import re
 import sys
-import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
@@ -36,15 +35,15 @@ from lincorr_lightning.cli import termination
 from lincorr_lightning.cli.checkpoints import SignalCheckpoint, check_checkpoint
 from lincorr_lightning.cli.config import SAFE, leaves
 from lincorr_lightning.cli.option_errors import explain, one_line, subclasses
-from lincorr_lightning.cli.run_errors import is_disk_full, run_error
+from lincorr_lightning.cli.run_errors import run_error
 from lincorr_lightning.distributed import exit_with_parent
-from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
-from lincorr_lightning.io import atomic_write, check_writable, refuse_url
+from lincorr_lightning.errors import ConfigError, LincorrError, OutputError
+from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.lightning_workarounds import (
     RunLogger,
     after_signal_handlers,
     replace_fit_loop,
-    write_configs_as_they_are_read,
+    write_enums_as_values,
 )
 from lincorr_lightning.lm import products
 from lincorr_lightning.progress import ProgressLines
@@ -54,13 +53,11 @@ from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
 from lincorr_lightning.study import Study, handed_over
 from lincorr_lightning.version import __version__
 
-write_configs_as_they_are_read()
+write_enums_as_values()
 # Arguments of datamodules that a study may hand over, see `HandsOverData`.
-_HANDED_OVER = ("lm", "training", "edits_beside", "plan", "training_tokens")
+_HANDED_OVER = ("lm", "training", "edits_of_lm", "plan", "training_tokens")
 # What a study defines in order to have a command.
 _STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}
-# Trainer settings that must not be 0 or less, which Lightning does not check.
-_POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
 _NOISE = re.compile("Tip:|[GT]PU available: False")
 _CONFIGS_ARE_CODE = (
     f"A config is code: the classes that it names are imported and instantiated. Pass {SAFE} with "
@@ -155,16 +152,12 @@ class LincorrCLI(LightningCLI):
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
-        """Parse the command line, and check its seeds, one of which is used at once."""
+        """Parse the command line."""
         try:
             self.config = parser.parse_args(self.args)
         except ArgumentError as error:
             parser = self._subcommand_parsers.get(self.args[0], parser)
             raise ConfigError(explain(error, self.args, parser)) from error
-        for key, value in leaves(self.config[self.config.subcommand]):
-            name = key.rpartition(".")[2]
-            if type(value) is int and name in ("seed", "seeds", "seed_everything"):
-                require(key, value, at_least=0, at_most=2**32 - 1)
 
     def _parse_ckpt_path(self) -> None:
         """Do not let hyper-parameters of a checkpoint override the config; studies compare them."""
@@ -172,9 +165,6 @@ class LincorrCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the settings that no study checks, before anything is loaded."""
         config: Namespace = self.config[self.subcommand]
-        for key, value in leaves(config):
-            if key.rpartition(".")[2] in configs.WRITTEN:
-                refuse_url(value, key)
         if self.is_safe:
             configs.check_settings(leaves(config))
         # Lightning would run the code of a checkpoint that it downloads.
@@ -182,9 +172,6 @@ class LincorrCLI(LightningCLI):
             config.weights_only = True
         if config.matmul_precision is not None:
             products.set_precision(config.matmul_precision)
-        for name in _POSITIVE:
-            if isinstance(config.trainer.get(name), (int, float)):
-                require(f"trainer.{name}", config.trainer.get(name), above=0)
         module = pkgutil.resolve_name(config.model.class_path)
         base = vars(L.LightningModule)
         steps = {verb: f"{name}_step" for verb, name in _STEPS.items()}
@@ -192,18 +179,12 @@ class LincorrCLI(LightningCLI):
         if issubclass(module, Study) and self.subcommand not in verbs:
             ways = " or ".join(f"`lincorr {verb}`" for verb in verbs)
             raise ConfigError(f"{module.__name__} has no `lincorr {self.subcommand}`. Run {ways}.")
-        limits = (config.trainer.max_epochs, config.trainer.max_steps, config.trainer.max_time)
-        if self.subcommand == "fit" and limits == (None, -1, None):
-            raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
-        folder = Path(config.name or "")
-        if folder.is_absolute() or ".." in folder.parts:
-            raise ConfigError(f"--name {folder} leaves trainer.default_root_dir. Pass a name.")
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         if config.get("ckpt_path") is not None:
-            check_checkpoint(config.ckpt_path, config.weights_only)
+            check_checkpoint(config.ckpt_path)
 
     def instantiate_classes(self) -> None:
-        """Instantiate the study, its data and the Trainer, with their own error messages."""
+        """Instantiate the study, its data and the Trainer; their errors are one line."""
         try:
             super().instantiate_classes()
         except Exception as error:
@@ -212,13 +193,6 @@ class LincorrCLI(LightningCLI):
                 first = first.__cause__
             if isinstance(first, LincorrError):
                 raise first from None
-            if "argument after ** must be a mapping" in str(first):
-                reason = "a group of settings, such as model.lm, is null. Leave it out."
-                raise ConfigError(reason) from None
-            if "more than one stateful callback" in str(first):
-                name = str(first).split("`")[1]
-                reason = f"trainer.callbacks has {name} twice with the same settings. Remove one."
-                raise ConfigError(reason) from None
             *_, (frame, _) = walk_tb(first.__traceback__)
             if frame.f_globals["__name__"].partition(".")[0] not in ("lightning", "jsonargparse"):
                 raise  # by a class of the user
@@ -228,9 +202,7 @@ class LincorrCLI(LightningCLI):
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
-        self.is_planned = self.subcommand == "fit" and getattr(self.model, "dry_run", False)
-        if not self.is_planned:
-            check_writable(root)
+        check_writable(root)
         name = self._get(self.config_init, "name") or study_name(self.model)
         if config["logger"] is None or config["logger"] is True:
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
@@ -250,10 +222,6 @@ class LincorrCLI(LightningCLI):
         if not is_first:
             exit_with_parent()
         try:
-            if self.is_planned:
-                if is_first:
-                    sys.stdout.write(self.model.describe_cost(self.trainer, self.datamodule))
-                return
             super()._run_subcommand(subcommand)
         except Exception as error:
             path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")
@@ -284,25 +252,15 @@ def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
     """Parse a command line, without the program's name, and run it; return the CLI object."""
     _silence_expected_warnings()
     # Help texts of settings stand below their fields; to find them, the source is parsed.
-    is_help = any(one == "-h" or one.partition("=")[0].endswith("help") for one in args)
+    is_help = any(word == "-h" or word.partition("=")[0].endswith("help") for word in args)
     set_parsing_settings(
         docstring_parse_attribute_docstrings=is_help,
         add_print_completion_argument="--print_completion" in " ".join(args),
     )
     if SAFE in args:
         configs.allow_known_classes_only()
-    hook, threading.excepthook = threading.excepthook, _report_thread
-    try:
-        with products.fastest():
-            return LincorrCLI(configs.prepare_args(args))
-    finally:
-        threading.excepthook = hook
-
-
-def _report_thread(args: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread, except of a full disk, which the main thread reports."""
-    if not is_disk_full(args.exc_value):
-        threading.__excepthook__(args)
+    with products.fastest():
+        return LincorrCLI(configs.prepare_args(args))
 
 
 def _silence_expected_warnings() -> None:

@@ -1,4 +1,4 @@
-"""Error messages for wrong options, classes and values, in one line of plain words."""
+"""One line for a wrong option, class or value: what is wrong, and the config file that has it."""
 
 import pkgutil
 import re
@@ -15,30 +15,27 @@ from lincorr_lightning.cli.config import SAFE
 _MAX_LENGTH = 400  # longer messages of libraries are truncated
 # Phrases of jsonargparse.
 _UNKNOWN_OPTION = re.compile(
-    r"(?:Group '(?P<group>\S+)' does not accept o|O|o)ption '(?P<key>[^']+)'"
-    r"|unrecognized arguments: --(?P<argument>[^\s=]+)"
+    r"(?:Group '(\S+)' does not accept )?[Oo]ption '([^']+)'|unrecognized arguments: --([^\s=]+)"
 )
 _UNKNOWN_CLASS = re.compile(
     r"dot import path string: (\w+)|No module named '([^']+)'|has no attribute '(\w+)'"
 )
-_EXPECTED = re.compile(r"Expected an? (typing\.Literal\[.*?\]|<.*?>)|subclass of (\w+)")
-_WORDS = {
+_EXPECTED = re.compile(r"Expected an? (?:typing\.Literal\[(.*?)\]|<class '(\w+)'>)")
+_GIVEN = re.compile(r"(?:Given|Got) value: (.*)")
+_TYPES = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "str": "text",
     "NoneType": "null",
-    "list": "a list, such as [a, b]",
-    "dict": "a mapping, such as {a: 1}",
-    "LightningModule": "a study",
-    "LightningDataModule": "a datamodule",
-    "Callback": "a callback",
 }
-"""Types as a user would call them."""
 
 
 def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -> str:
-    """Return one line about a wrong option, class or value, and the config file that has it."""
+    """Return one line about a wrong option, class or value of a command line.
+
+    What is no unknown option, no unknown class and no wrong type stays jsonargparse's own message.
+    """
     message = str(error)
     # From the setting of the command down to the one that is wrong.
     *heads, reason = re.split(r'Parser key "([^"]+)":', message)
@@ -49,35 +46,31 @@ def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -
             f"package, Lightning or torch that is allowed. Leave {SAFE} out for a config you trust."
         )
     if option := _UNKNOWN_OPTION.search(message):
-        parts = [option["group"], option["key"] or option["argument"]]
-        name = ".".join(part for part in parts if part).replace("init_args.", "")
+        name = ".".join(filter(None, option.groups())).replace("init_args.", "")
         if of_class := re.findall(r"class_path '([^']+)'", message[: option.start()]):
             parser = ArgumentParser()
             parser.add_class_arguments(pkgutil.resolve_name(of_class[-1]), fail_untyped=False)
-        known = [option.removeprefix("--") for option in parser._option_string_actions]
+        known = [known.removeprefix("--") for known in parser._option_string_actions]
         prefix = f"{key}." if key else ""
-        near = _suggest(name, known, prefix)
-        fallback = "; `lincorr COMMAND --help` and `--model.help CLASS` list them."
-        return f"there is no option {prefix}{name}{_origin(name, args)}{near or fallback}"
+        way_out = _suggest(name, known, prefix) or (
+            "; `lincorr COMMAND --help` and `--model.help CLASS` list them."
+        )
+        return f"there is no option {prefix}{name}{_origin(name, args)}{way_out}"
     if unknown := _UNKNOWN_CLASS.search(message):
-        name = next(filter(None, unknown.groups()))
         import lightning as L  # here: `lincorr audit` does without it
 
+        name = next(filter(None, unknown.groups()))
         bases = {"model": L.LightningModule, "data": L.LightningDataModule}
-        known = [kind.__name__ for kind in subclasses(bases.get(key, L.Callback))]
-        near = _suggest(name, known) or ". Give a class as module.Class."
-        return f"{key}: there is no class or module {name}{_origin(name, args)}{near}"
-    if missing := re.search(r"the following arguments are required: .*", message):
-        way_out = " Pass a study's config, as --config configs/linear_probe.yaml."
-        return f"{key}: {missing[0]}." if key else missing[0] + "." + way_out * ("model" in message)
-    reason, _, value = re.sub("Given value type: .*", "", reason).partition(" value: ")
-    wanted = [one_line("".join(names)) for names in _EXPECTED.findall(reason)]
-    if not (key and value and set(wanted) - {"NoneType"}):
-        return one_line(f"{key}: {reason.strip().partition(chr(10))[0]}" if key else message)
-    literals = (name.removeprefix("Literal").strip("[]").replace("'", "") for name in wanted)
-    allowed = " or ".join(dict.fromkeys(_WORDS.get(name, name) for name in literals))
-    given = value.partition("\n")[0]
-    return one_line(f"{key} is {given}{_origin(key, args)}; it must be {allowed}.")
+        classes = [kind.__name__ for kind in subclasses(bases.get(key, L.Callback))]
+        way_out = _suggest(name, classes) or ". Give a class as module.Class."
+        return f"{key}: there is no class or module {name}{_origin(name, args)}{way_out}"
+    given = _GIVEN.search(reason)
+    expected = _EXPECTED.findall(reason[: given.start()] if given else "")
+    names = [literals or _TYPES.get(name, name) for literals, name in expected]
+    if key and given and set(names) - {"null"}:
+        allowed = " or ".join(dict.fromkeys(names)).replace("'", "")
+        return one_line(f"{key} is {given[1]}{_origin(key, args)}; it must be {allowed}.")
+    return one_line(f"{key}: {reason.strip().partition(chr(10))[0]}" if key else message)
 
 
 def one_line(text: object) -> str:
@@ -88,12 +81,7 @@ def one_line(text: object) -> str:
 
 
 def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
-    head, dot, rest = name.partition(".")
-    heads = {each.partition(".")[0] for each in known}
-    if dot and head not in heads:  # a section that is written wrongly
-        near = [f"{match}.{rest}" for match in get_close_matches(head, heads, 1)]
-    else:
-        near = get_close_matches(name, known, 1)
+    near = get_close_matches(name, known, 1, cutoff=0.75)
     return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 

@@ -1,16 +1,14 @@
 """The commands of `lincorr`: those of the Trainer, by LightningCLI, and others beside them."""
 
-import gc
 import importlib
 import importlib.resources
 import re
 import sys
 from collections.abc import Sequence
 from textwrap import wrap
-from types import ModuleType
 from typing import Any
 
-from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method, each a function of that name in a module, and their help.
@@ -56,18 +54,11 @@ def main(args: Sequence[str] | None = None) -> Any:
     if argv[0] not in {*TRAINER_COMMANDS, *COMMANDS} and not argv[0].startswith("-"):
         names = ", ".join([*TRAINER_COMMANDS, *COMMANDS])
         raise ConfigError(f"there is no command {argv[0]!r}. The commands are {names}.")
-    try:
-        if argv[0] in COMMANDS:
-            return _run_command(argv[0], argv[1:])
-        return _import("lincorr_lightning.cli.lightning_cli").run_lightning_cli(argv)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of the library tokenizers, in Rust
-            raise
-        raise LanguageModelError(
-            f"the LM's tokenizer fails: {' '.join(str(error).split())[:200]}. A pattern in its "
-            "tokenizer.json may be wrong, or take too long. Copy the file again, or pass another "
-            "tokenizer as model.lm.tokenizer."
-        ) from None
+    if argv[0] in COMMANDS:
+        return _run_command(argv[0], argv[1:])
+    from lincorr_lightning.cli.lightning_cli import run_lightning_cli
+
+    return run_lightning_cli(argv)
 
 
 def overview() -> str:
@@ -96,7 +87,7 @@ def study_commands() -> dict[str, str]:
     from lincorr_lightning.results.saved_run import config_verb
 
     configs = importlib.resources.files("lincorr_lightning.configs").iterdir()
-    texts = {one.name: one.read_text("utf-8") for one in configs if one.name.endswith(".yaml")}
+    texts = {file.name: file.read_text("utf-8") for file in configs if file.name.endswith(".yaml")}
     commands = {}
     for name, text in sorted(texts.items()):
         head = text.partition("\n#\n")[0].removeprefix("# ").replace("\n# ", " ")
@@ -106,7 +97,8 @@ def study_commands() -> dict[str, str]:
 
 
 def _run_command(name: str, args: Sequence[str]) -> Any:
-    command = getattr(_import(f"lincorr_lightning.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"lincorr_lightning.{_MODULES[name]}")
+    command = getattr(module, name)
     if name in _OWN_PARSER:
         return command(args)
     # Imported here: jsonargparse takes a while to import.
@@ -120,35 +112,3 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
         return command(**parser.parse_args(args).as_dict())
     except ArgumentError as error:
         raise ConfigError(explain(error, args, parser)) from error
-
-
-def _import(name: str) -> Any:
-    """Import a module without what makes importing Lightning slow.
-
-    That is garbage collection, and scipy.signal, of which torchmetrics looks for one name.
-    """
-    if name in sys.modules:
-        return sys.modules[name]
-    gc.disable()
-    signal = sys.modules.setdefault("scipy.signal", _Later("scipy.signal"))
-    try:
-        module = importlib.import_module(name)
-        gc.freeze()  # what is imported stays: later collections need not search it
-    finally:
-        gc.enable()
-        if sys.modules["scipy.signal"] is signal and isinstance(signal, _Later):
-            del sys.modules["scipy.signal"]
-    return module
-
-
-class _Later(ModuleType):
-    """A module that is imported once a name of it is needed, but for those here."""
-
-    hamming = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `inspect` asks all modules for some
-            raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)

@@ -1,11 +1,9 @@
 """Errors of a run that a user can mend, with the way out."""
 
 import errno
-from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
 from traceback import walk_tb
-from types import FrameType
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -25,11 +23,6 @@ _RESTORING = {
 _BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")  # how large a batch is
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error means that a disk, or a quota on it, is full."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def run_error(
     error: Exception,
     ckpt_path: str | Path | None,
@@ -47,31 +40,13 @@ def run_error(
     if _RESTORING & {frame.f_code.co_name for frame in frames}:
         return _restoring_error(error, ckpt_path)
     raised_in = frames[-1].f_globals.get("__name__", "") if frames else ""
-    is_of_lightning = isinstance(error, ValueError) and raised_in.startswith("lightning.pytorch.")
-    if isinstance(error, MisconfigurationException) or is_of_lightning:
+    is_refusal = isinstance(error, (ValueError, RuntimeError, MisconfigurationException))
+    is_refusal = is_refusal and not isinstance(error, NotImplementedError)
+    if is_refusal and raised_in.startswith("lightning."):
         return ConfigError(one_line(error))
-    if name := _failing_callback(error, frames):
-        return ConfigError(
-            f"the callback {name} of Lightning fails in this study: {one_line(error)} Remove it "
-            "from trainer.callbacks, or change its settings."
-        )
-    if isinstance(error, AssertionError) and raised_in.startswith("transformers."):
-        return LanguageModelError(
-            f"the LM's own code refuses this run: {one_line(error)} (Edits are trained in eval "
-            "mode, without dropout.) The probe and other studies without training may still work."
-        )
-    if isinstance(error, OSError) and is_disk_full(error):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return output_error(error.filename or "a file of the run", error.strerror)
     return None
-
-
-def _failing_callback(error: Exception, frames: Iterable[FrameType]) -> str | None:
-    if isinstance(error, (LincorrError, OSError)):
-        return None
-    packages = ("lightning.pytorch.callbacks.", "lincorr_lightning.")
-    named = [(f.f_globals.get("__name__", ""), f.f_locals.get("self")) for f in frames]
-    *_, (module, holder) = [("", None), *(pair for pair in named if pair[0].startswith(packages))]
-    return type(holder).__name__ if module.startswith(packages[0]) else None
 
 
 def _restoring_error(error: Exception, path: str | Path | None) -> LincorrError | None:

@@ -1,19 +1,18 @@
-"""What is trained of an LM: all weights, or an adapter in it (LoRA with peft)."""
+"""A low-rank adapter in an LM (LoRA with peft), and the LM saved with it."""
 
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from lincorr_lightning.errors import ConfigError, LanguageModelError, require, require_one_of
+from lincorr_lightning.errors import ConfigError, LanguageModelError, require
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.finder import adapter_layers, target_layers
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, trained_in_half_precision
-from lincorr_lightning.study import LMStudy, as_settings
+from lincorr_lightning.lm.modes import trained_in_half_precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,80 +39,6 @@ class AdapterSettings:
         require("model.adapter.alpha", self.alpha, above=0)
         if self.target_modules is not None and not self.target_modules:
             raise ConfigError("model.adapter.target_modules is empty; null takes all layers.")
-
-
-class TrainedLMStudy(LMStudy):
-    """A study that trains an LM by AdamW: all of its weights, or adapters."""
-
-    trains_lm = True
-    float32_only = False
-
-    def __init__(
-        self,
-        lm: Any,
-        method: str,
-        learning_rate: float,
-        adapter: Any,
-        weight_decay: float = 0.0,
-        prefix: str = "",
-    ) -> None:
-        super().__init__(lm, prefix)
-        require_one_of("model.method", method, ("full", "lora"))
-        require("model.learning_rate", learning_rate, at_least=0)
-        require("model.weight_decay", weight_decay, at_least=0)
-        self.method, self.learning_rate, self.weight_decay = method, learning_rate, weight_decay
-        self.adapter_settings = as_settings(AdapterSettings, adapter)
-
-    def setup(self, stage: str) -> None:
-        """Refuse to train in half precision, before the LM is loaded."""
-        self._require_float32()
-        super().setup(stage)
-
-    def prepare_lm(self) -> None:
-        """Refuse an LM whose own dtype, which may be known only now, is a half precision."""
-        self._require_float32()
-
-    def train_lm(self) -> None:
-        """Choose all weights of the LM to be trained, or add an adapter to it."""
-        if self.method == "lora":
-            add_adapter(self.lm.model, self.adapter_settings)
-        else:
-            self.lm.model.requires_grad_(True)
-
-    def _require_float32(self) -> None:
-        precision = "" if self._trainer is None else str(self._trainer.precision)
-        is_half = self.method == "full" and self.lm.dtype in HALF_PRECISIONS
-        if is_half or precision in ("bf16-true", "16-true"):
-            raise ConfigError(
-                f"the LM's weights are in {dtype_name(self.lm.dtype)}, with trainer.precision "
-                f"{precision}: half precision rounds away updates of a small learning rate such as "
-                "5e-6. Set model.lm.dtype to float32 and trainer.precision to 32-true or "
-                "bf16-mixed; with model.method lora, model.lm.dtype may be bfloat16."
-            )
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return AdamW over the weights that are trained."""
-        # Lightning's gradient scaler for float16 does not support the fused one.
-        return torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            fused=self.trainer.precision != "16-mixed",
-        )
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the parameter numbers in the optimizer states by names.
-
-        The numbers count the trained parameters on one rank, but all parameters where the LM is
-        sharded; names are the same in both.
-        """
-        super().on_save_checkpoint(checkpoint)
-        names = [name for name, p in self.named_parameters() if p.requires_grad]
-        for state in checkpoint.get("optimizer_states", []):
-            for group in state.get("param_groups", []):  # of a sharded LM, rank 0 alone has states
-                by_number = dict(zip(group["params"], names, strict=True))
-                group["params"] = list(names)
-                state["state"] = {by_number[number]: one for number, one in state["state"].items()}
 
 
 def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
@@ -167,8 +92,15 @@ def save_merged(lm: LanguageModel, folder: Path) -> None:
         model.save_pretrained(new)
         lm.tokenizer.save_pretrained(new)
         del model
-        own: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
-        saved = LanguageModel(replace(lm.config, name_or_path=str(new), compile=False, **own))
+        config = replace(
+            lm.config,
+            name_or_path=str(new),
+            compile=False,
+            tokenizer=None,
+            revision=None,
+            adapter=None,
+        )
+        saved = LanguageModel(config)
         saved.load().to(lm.model.device)
         if not lm.has_logits_of(saved):
             raise LanguageModelError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import LanguageModelError, require, require_one_of
-from lincorr_lightning.finetune.edit_files import RawEdit
-from lincorr_lightning.finetune.edits import Edit, Skipped
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.finetune.edits import Edit, ResolvedEdits
+from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.head import head_of
 
 IGNORED = -100  # label of a position that has no loss
@@ -59,10 +58,12 @@ def edit_batch(
 ) -> EditBatch:
     """Make a batch on the CPU, from the tokens of each source prompt; of any one for padding."""
     answers = [edit.tokens for edit in edits] or [()]
-    rows = list(zip(prompts, answers, strict=True))
-    tokens = [torch.tensor([*prompt, *answer]) for prompt, answer in rows]
-    # The last position of the prompt predicts the answer's first token.
-    labels = [torch.tensor([IGNORED] * (len(p) - 1) + [*answer, IGNORED]) for p, answer in rows]
+    tokens = []
+    labels = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens.append(torch.tensor([*prompt, *answer]))
+        # The last position of the prompt predicts the answer's first token.
+        labels.append(torch.tensor([IGNORED] * (len(prompt) - 1) + [*answer, IGNORED]))
     return EditBatch(
         pad_sequence(tokens, batch_first=True),
         pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True),
@@ -85,29 +86,34 @@ def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
     labelled = (batch.labels != IGNORED).nonzero()[:, 1]
     # Nothing depends on what follows the last label.
     end = int(labelled.max()) + 1 if len(labelled) else None
-    labels, ids, mask = (x[:, :end] for x in (batch.labels, batch.input_ids, batch.attention_mask))
+    labels = batch.labels[:, :end]
+    n_labels = max(int((labels != IGNORED).sum(1).max()), 1)
     # The labelled positions of each row, and others of rows that have fewer.
-    n_own = max(int((labels != IGNORED).sum(1).max()), 1)
-    own = (labels == IGNORED).long().argsort(dim=1, stable=True)[:, :n_own]
+    positions = (labels == IGNORED).long().argsort(dim=1, stable=True)[:, :n_labels]
 
     def select(head: nn.Module, args: tuple[Any, ...]) -> Any:
         """Let the head, which is most of the work at one position, read these alone."""
-        if args[0].shape[:2] != labels.shape:
+        states = args[0]
+        if states.shape[:2] != labels.shape:
             return None
-        return (args[0].take_along_dim(own.to(args[0].device)[:, :, None], 1), *args[1:])
+        return (states.take_along_dim(positions.to(states.device)[:, :, None], 1), *args[1:])
 
     head = head_of(model)  # type: ignore[arg-type]
     # First, while the state is whole on each of the ranks that split the head's matrix.
     with head.register_forward_pre_hook(select, prepend=True) if head else nullcontext():
-        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        logits = model(
+            input_ids=batch.input_ids[:, :end],
+            attention_mask=batch.attention_mask[:, :end],
+            use_cache=False,
+        ).logits
     if torch.is_grad_enabled() and not logits.requires_grad:
         raise LanguageModelError(
             f"{type(model).__name__} has no gradients in eval mode, without dropout, in which "
             "edits are trained. The probe and other studies without training still work."
         )
-    if logits.shape[1] != n_own:  # another shape of states
-        logits = logits.take_along_dim(own.to(logits.device)[:, :, None], 1)
-    learned = labels.gather(1, own).to(logits.device)
+    if logits.shape[1] != n_labels:  # another shape of states
+        logits = logits.take_along_dim(positions.to(logits.device)[:, :, None], 1)
+    learned = labels.gather(1, positions).to(logits.device)
     losses = cross_entropy(logits.float().mT, learned, ignore_index=IGNORED, reduction="none")
     return losses.sum(1) / (learned != IGNORED).sum(1).clamp(min=1)
 
@@ -138,21 +144,25 @@ class EditDataset(Dataset[EditBatch]):
     """The steps of one rank over all epochs; each follows from the seed and its own number.
 
     It holds no state, so a resumed run continues at any step with exactly the batches of an
-    uninterrupted one. `catalogue` and `subwords` are for other relations of the same run.
+    uninterrupted one.
     """
 
-    edits: list[Edit]  #: All edits of the run, the same on every rank.
-    relation: TokenizedRelation
+    resolved: ResolvedEdits  #: All edits of the run, the same on every rank.
     prompts: Sequence[Sequence[int]]  #: Token ids of the source prompt of each edit.
     training: EditTraining
     seed: int = 0  #: Seed of the order of joint edits.
     rank: int = 0  #: Index of this rank's data shard, of `n_shards`.
     n_shards: int = 1
-    catalogue: Catalogue = field(default_factory=Catalogue.load)
-    subwords: bool = False  #: See `TokenizedRelation.of`.
-    skipped: Sequence[Skipped] = ()  #: Rows of the file of edits that are none.
-    rows: Sequence[RawEdit] = ()  #: The row of each edit of a file.
-    edited_lms: Sequence[str] = ()  #: Where each edit was made, if in an LM of its own.
+
+    @property
+    def edits(self) -> list[Edit]:
+        """All edits of the run."""
+        return self.resolved.edits
+
+    @property
+    def relation(self) -> TokenizedRelation:
+        """The relation of the edits."""
+        return self.resolved.relation
 
     @property
     def determined_by(self) -> dict[str, Any]:
@@ -168,15 +178,16 @@ class EditDataset(Dataset[EditBatch]):
     def __getitem__(self, index: int) -> EditBatch:
         epoch, step = divmod(index, len(self))
         turn, repeat = divmod(step, self.training.steps_per_edit)
-        n, size = len(self.edits), self.training.edits_per_step
+        size = self.training.edits_per_step
         first = turn * size * self.n_shards
         if self.training.protocol == "independent":
             n_steps = self.training.steps_per_edit
-            ids = list(range(n)[first + self.rank * size :][:size])
+            ids = list(range(len(self.edits)))[first + self.rank * size :][:size]
         else:
-            order, n_steps = np.random.default_rng([self.seed, epoch]).permutation(n), 0
-            parts = np.array_split(order[first:][: size * self.n_shards], self.n_shards)
-            ids = parts[self.rank].tolist()
+            n_steps = 0
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.edits))
+            of_ranks = np.array_split(order[first:][: size * self.n_shards], self.n_shards)
+            ids = of_ranks[self.rank].tolist()
         prompts = [self.prompts[i] for i in ids] or [self.prompts[0]]
         return edit_batch([self.edits[i] for i in ids], ids, prompts, repeat, n_steps)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import scipy
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lincorr_lightning import functional
 from lincorr_lightning.errors import DomainError
+from lincorr_lightning.finetune.edit_files import SEPARATOR
+from lincorr_lightning.finetune.edits import Edit, reference_mask, taught_labels
 from lincorr_lightning.functional.outcomes import Cause, Outcome
 from lincorr_lightning.knowledge import Catalogue, Completeness, Domain, TokenizedRelation
 from lincorr_lightning.results.table import column, number
@@ -24,6 +26,133 @@ if TYPE_CHECKING:
 
 CONTROLS = ("color",)  #: Kinds of knowledge that an edit should not change, by default.
 DEFAULT_FORECAST = "vocabulary"  #: Name of the nearest word among the forecasts of results.
+_CONTROL = "control_unchanged/"
+_PARAPHRASE = "paraphrases/"
+SIDES = ("source", "target")
+
+Logits = dict[str, Tensor]
+"""What an LM answers about n subjects, by the name of a prompt (see `edit_domains`).
+
+Domain logits are ``(n, n_labels)``, float64 on the CPU. ``neighbours/source`` and
+``neighbours/target`` are the leading labels of m other subjects, ``(n, m)``.
+"""
+
+
+def edit_domains(
+    relation: TokenizedRelation,
+    controls: Sequence[str],
+    catalogue: Catalogue,
+    tokenizer: PreTrainedTokenizerBase,
+    paraphrases: Sequence[str] = (),
+) -> dict[str, Domain]:
+    """Return the prompts that an LM is measured at, by their names in `Logits`.
+
+    They are ``source`` and ``target``, the controls, and other wordings of the source. Controls
+    that the vocabulary has no labels for are left out, with a warning.
+    """
+    source = relation.source
+    domains = {"source": source, "target": relation.target}
+    ends = relation.name.split("->")
+    for name in controls:
+        if name in ends:
+            continue
+        try:
+            control = TokenizedRelation.of(f"{ends[0]}->{name}", catalogue, tokenizer)
+            domains[f"{_CONTROL}{name}"] = control.target
+        except DomainError as error:
+            rank_zero_warn(f"{name} is left out of the controls: {error}")
+    for i, template in enumerate(paraphrases):
+        wording = replace(source.knowledge, template=template)
+        domains[f"{_PARAPHRASE}{i}"] = replace(source, knowledge=wording)
+    return domains
+
+
+def rows_of(logits: Logits, rows: Sequence[int]) -> Logits:
+    """Return the logits of some of the subjects."""
+    return {name: part[list(rows)] for name, part in logits.items()}
+
+
+def concatenate(parts: Sequence[Logits]) -> Logits:
+    """Return the logits of the subjects of all parts, at least one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@dataclass(frozen=True)
+class EditAnswers:
+    """What an LM answers about the subjects of n edits, before and after them.
+
+    `labels`, ``(n,)``, are the source labels that the edits teach; `reference`, ``(n, n_target)``
+    bool, has the target labels that are right for them.
+    """
+
+    before: Logits
+    after: Logits
+    labels: Tensor
+    reference: Tensor
+
+    @classmethod
+    def of(cls, edits: Sequence[Edit], before: Logits, after: Logits) -> EditAnswers:
+        """Return the answers about some edits, a row each."""
+        reference = reference_mask(edits, before["target"].shape[1])
+        return cls(before, after, taught_labels(edits), reference)
+
+    @property
+    def learned(self) -> Tensor:
+        """Whether the new source answer leads after the edit, ``(n,)`` bool."""
+        return self.after["source"].argmax(1) == self.labels
+
+    @property
+    def codes(self) -> Tensor:
+        """The outcome of each edit, see `outcome_codes`, ``(n,)``."""
+        before = self.before["target"].argmax(1)
+        after = self.after["target"].argmax(1)
+        return functional.outcome_codes(before, after, self.reference)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcome of each edit."""
+        return [list(Outcome)[code] for code in self.codes.tolist()]
+
+    def values(self) -> dict[str, Tensor]:
+        """Return every measured number of each edit by log key, ``(n,)``.
+
+        It is NaN where it does not exist. A number that is added here is logged, and is in
+        ``results.json``.
+        """
+        codes = self.codes
+        learned = self.learned
+        probability = self.after["target"].softmax(1)
+        old_answer = self.before["target"].argmax(1, keepdim=True)
+        values = {f"generalization/{outcome}": codes == outcome.code for outcome in Outcome}
+        values["generalization/source_learned"] = learned
+        for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
+            share = (codes == outcome.code).double()
+            values[f"generalization/{outcome}_of_learned"] = share.where(learned, torch.nan)
+        values["probability/reference"] = (probability * self.reference).sum(1)
+        values["probability/old_answer"] = probability.gather(1, old_answer)[:, 0]
+        for name in self.after:
+            if name.startswith(_CONTROL):
+                values[name] = self.before[name].argmax(1) == self.after[name].argmax(1)
+        wordings = [x.argmax(1) for name, x in self.after.items() if name.startswith(_PARAPHRASE)]
+        if wordings:
+            hits = torch.stack(wordings) == self.labels
+            values["paraphrases/source_learned"] = hits.double().mean(0)
+        for side in SIDES:
+            key = f"neighbours/{side}"
+            if key in self.after:
+                same = self.before[key] == self.after[key]
+                values[f"{key}_unchanged"] = same.double().mean(1)
+        return {key: value.double() for key, value in values.items()}
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of every number by log key, and what shares are compared with."""
+        scores = functional.reference_scores(
+            self.outcomes, [row.nonzero().flatten().tolist() for row in self.reference]
+        )
+        return {
+            **{key: value.nanmean().item() for key, value in self.values().items()},
+            **{f"generalization/{name}": score for name, score in scores.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +167,7 @@ class EditCase:
     """
 
     subject: str
-    source_answer: str  #: The answer that was taught, or, without edits, the LM's own.
+    source_answer: str = column("taught")
     reference: str  #: Target labels that are right for the source answer, joined by ``|``.
     answer_before: str = column("before")
     answer_after: str = column("after")
@@ -51,7 +180,7 @@ class EditCase:
     prior_winner: float | None = column("logit of answer before", ".2f")
     probability_reference_before: float | None = column("p of reference before", ".1%")
     probability_reference_after: float | None = column("p of reference after", ".1%")
-    vocabulary_risk: float | None = column("risk by the vocabulary", ".3f")
+    vocabulary_risk: float | None = column("risk by the nearest word", ".3f")
     """How much nearer a wrong target label is to the answer than a right one, in the LM's head."""
     cause: str  #: A value of `Cause` for a hallucination, else empty.
     completeness: str = ""  #: A value of `Completeness`; empty without a reference.
@@ -60,67 +189,60 @@ class EditCase:
 
 def edit_cases(
     relation: TokenizedRelation,
-    subjects: Sequence[str],
-    answers: Sequence[str] | None,
-    labels: Tensor,
-    reference_mask: Tensor,
-    target_before: Tensor,
-    target_after: Tensor,
-    learned: Tensor,
+    edits: Sequence[Edit],
+    answers: EditAnswers,
     weight: Tensor,
     nearness: Tensor | None = None,
 ) -> list[EditCase]:
     """Return the case of each of n edits.
 
-    `answers` were taught, None if subjects were watched without edits; `labels`, ``(n,)``, are
-    those of the answers, and `learned`, ``(n,)`` bool, whether they lead after training. The right
-    target labels (bool) and the target logits before and after training are ``(n, n_target)``, W
-    and the `vocabulary_nearness` ``(n_target, n_source)``.
+    W and the `vocabulary_nearness` are ``(n_target, n_source)``.
     """
-    source, target = relation.source.texts, relation.target.texts
-    before, after = target_before.argmax(1), target_after.argmax(1)
-    codes = functional.outcome_codes(before, after, reference_mask)
-    outcomes = [list(Outcome)[i] for i in codes.tolist()]
-    causes = functional.attribute_causes(weight, labels, reference_mask, learned)
-    ambiguous = torch.from_numpy(relation.ambiguous_mask)
-    p_before, p_after = target_before.softmax(1), target_after.softmax(1)
-    near = (
-        [None] * len(labels)
-        if nearness is None
-        else functional.risk(nearness.T[labels], reference_mask).tolist()
-    )
+    reference = answers.reference
+    labels = answers.labels
+    before, after = answers.before["target"], answers.after["target"]
+    winners = after.argmax(1, keepdim=True)
+    weights = weight.T[labels]
+    causes = functional.attribute_causes(weight, labels, reference, answers.learned)
+    ambiguous = torch.from_numpy(relation.ambiguous_mask)[winners[:, 0], labels]
+    is_right = reference.gather(1, winners)[:, 0]
+    risks = None if nearness is None else functional.risk(nearness.T[labels], reference)
+
+    def best(scores: Tensor) -> Tensor:
+        return scores.masked_fill(~reference, -torch.inf).amax(1)
+
+    numbers = {
+        "weight_reference": best(weights),
+        "weight_answer": weights.gather(1, winners)[:, 0],
+        "weight_max": weights.amax(1),
+        "prior_reference": best(before),
+        "prior_winner": before.gather(1, winners)[:, 0],
+        "probability_reference_before": (before.softmax(1) * reference).sum(1),
+        "probability_reference_after": (after.softmax(1) * reference).sum(1),
+        "vocabulary_risk": torch.full((len(edits),), torch.nan) if risks is None else risks,
+    }
+    texts = relation.target.texts
+    kinds = relation.target.completeness
     cases = []
-    for i, subject in enumerate(subjects):
-        right, column = reference_mask[i], weight[:, labels[i]]
-        of_reference = right.nonzero().flatten().tolist()
-        kinds = {relation.target.completeness[t] for t in of_reference}
+    for i, (edit, outcome) in enumerate(zip(edits, answers.outcomes, strict=True)):
+        right = reference[i].nonzero().flatten().tolist()
+        kinds_of_right = {kinds[label] for label in right}
         cases.append(
             EditCase(
-                subject=subject,
-                source_answer=source[labels[i]] if answers is None else answers[i],
-                reference="|".join(target[t] for t in of_reference),
-                answer_before=target[before[i]],
-                answer_after=target[after[i]],
-                outcome=outcomes[i].value,
-                source_learned=bool(learned[i]),
-                weight_reference=_max(column[right]),
-                weight_max=_max(column),
-                weight_answer=number(column[after[i]].item()),
-                prior_reference=_max(target_before[i, right]),
-                prior_winner=number(target_before[i, after[i]].item()),
-                probability_reference_before=number(p_before[i, right].sum().item()),
-                probability_reference_after=number(p_after[i, right].sum().item()),
-                vocabulary_risk=number(near[i]),
-                cause=causes[i].value if outcomes[i] is Outcome.HALLUCINATED else "",
-                completeness=next((kind.value for kind in Completeness if kind in kinds), ""),
-                ambiguous=bool(ambiguous[after[i], labels[i]]) and not bool(right[after[i]]),
+                subject=edit.subject,
+                source_answer=edit.answer,
+                reference=SEPARATOR.join(texts[label] for label in right),
+                answer_before=texts[before[i].argmax()],
+                answer_after=texts[winners[i, 0]],
+                outcome=outcome.value,
+                source_learned=bool(answers.learned[i]),
+                **{name: number(values[i].item()) for name, values in numbers.items()},
+                cause=causes[i].value if outcome is Outcome.HALLUCINATED else "",
+                completeness=next((k.value for k in Completeness if k in kinds_of_right), ""),
+                ambiguous=bool(ambiguous[i] and not is_right[i]),
             )
         )
     return cases
-
-
-def _max(values: Tensor) -> float | None:
-    return number(values.max().item()) if len(values) else None
 
 
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
@@ -131,56 +253,59 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
     ``completeness`` of the reference's label (paper, table 18), and ``given_learned`` source.
     ``vocabulary`` has the share of edits whose answer is nearest to a ``right`` target label in the
-    LM's head, and ``macro_right``, the mean over references; None for a head without rows.
+    LM's head, and ``macro_right``, the mean over references. ``forecast`` says how well this
+    forecasts which edits do not generalize: ``auroc`` is that of the `EditCase.vocabulary_risk`
+    over all edits, and ``auroc_within`` over pairs of edits with the same reference; None if all
+    edits, or none, generalized. Both are None for a head without rows.
     """
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
         return {"n": len(group), **functional.outcome_shares([case.outcome for case in group])}
 
-    reference: dict[str, Any] = {
-        outcome.value: [case.weight_reference for case in weighed_cases(cases, outcome)]
+    weights = {
+        outcome: [case.weight_reference for case in weighed_cases(cases, outcome)]
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     }
     p = None
-    if all(reference.values()):
-        p = number(scipy.stats.mannwhitneyu(*reference.values(), alternative="two-sided").pvalue)
-    summary = {
-        outcome: {"n": len(weights), "median": number(median(weights)) if weights else None}
-        for outcome, weights in reference.items()
+    if all(weights.values()):
+        p = number(scipy.stats.mannwhitneyu(*weights.values(), alternative="two-sided").pvalue)
+    by_outcome: dict[str, Any] = {
+        outcome.value: {"n": len(values), "median": number(median(values)) if values else None}  # type: ignore[type-var]
+        for outcome, values in weights.items()
     }
     causes = Counter(case.cause for case in cases)
-    wrong = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
-    known = [case for case in cases if case.vocabulary_risk is not None]
-    near = [float((case.vocabulary_risk or 0.0) < 0) for case in known]
-    macro = functional.macro_mean(near, [case.reference for case in known])
-    by_kind = {
-        kind.value: [case for case in cases if case.completeness == kind] for kind in Completeness
-    }
+    ambiguous = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
+    kinds = {kind: [case for case in cases if case.completeness == kind] for kind in Completeness}
     return {
-        "vocabulary": {"right": fmean(near), "macro_right": macro} if near else None,
-        "weight_reference": {**summary, "rank_test_p": p},
+        "weight_reference": {**by_outcome, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
-        "completeness": {kind: shares(group) for kind, group in by_kind.items() if group},
+        "completeness": {kind.value: shares(group) for kind, group in kinds.items() if group},
         "given_learned": shares([case for case in cases if case.source_learned]),
-        "ambiguous_hallucinated": fmean(wrong) if wrong else None,
+        "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
+        **_nearest_word_scores(cases),
     }
 
 
-def forecast_scores(cases: Sequence[EditCase]) -> dict[str, dict[str, float | None]] | None:
-    """Return how well the nearest word forecasts which edits do not generalize.
-
-    By name of the forecast, ``auroc`` is that of the `EditCase.vocabulary_risk` over all edits, and
-    ``auroc_within`` over pairs of edits with the same reference; None if all edits, or none,
-    generalized. The result is None for a head without rows.
-    """
+def _nearest_word_scores(cases: Sequence[EditCase]) -> dict[str, Any]:
     known = [case for case in cases if case.vocabulary_risk is not None]
     if not known:
-        return None
+        return dict.fromkeys(("vocabulary", "forecast", "forecast_default"))
+    references = [case.reference for case in known]
     risks = torch.tensor([case.vocabulary_risk for case in known], dtype=torch.float64)
+    right = (risks < 0).double().tolist()
     failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in known])
-    within = functional.auroc_within(risks, failed, [case.reference for case in known])
-    scores = {"auroc": number(functional.auroc(risks, failed)), "auroc_within": number(within)}
-    return {DEFAULT_FORECAST: scores}
+    forecast = {
+        "auroc": number(functional.auroc(risks, failed)),
+        "auroc_within": number(functional.auroc_within(risks, failed, references)),
+    }
+    return {
+        "vocabulary": {
+            "right": fmean(right),
+            "macro_right": functional.macro_mean(right, references),
+        },
+        "forecast": {DEFAULT_FORECAST: forecast},
+        "forecast_default": DEFAULT_FORECAST,
+    }
 
 
 def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]:
@@ -192,120 +317,26 @@ def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]
     ]
 
 
-class DomainLogits(NamedTuple):
-    """Domain logits of an LM for some subjects, ``(n_subjects, n_labels)``, float64 on the CPU."""
-
-    source: Tensor
-    target: Tensor
-    controls: tuple[Tensor, ...] = ()
-
-    def rows(self, indices: Sequence[int]) -> DomainLogits:
-        """Return the logits of some of the subjects."""
-        chosen = list(indices)
-        return DomainLogits(
-            self.source[chosen], self.target[chosen], tuple(part[chosen] for part in self.controls)
-        )
-
-    @classmethod
-    def stack(cls, parts: Sequence[tuple[Any, ...]]) -> DomainLogits:
-        """Return the logits of the subjects of all parts, at least one."""
-        source, target, controls = zip(*parts, strict=True)
-        columns = zip(*controls, strict=True)
-        return cls(torch.cat(source), torch.cat(target), tuple(map(torch.cat, columns)))
-
-
-def find_controls(
-    names: Sequence[str],
-    relation: TokenizedRelation,
-    catalogue: Catalogue,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[Domain]:
-    """Return the controls that the vocabulary has labels for; source and target are none."""
-    ends, domains = relation.name.split("->"), []
-    for name in names:
-        if name in ends:
-            continue
-        try:
-            domains.append(TokenizedRelation.of(f"{ends[0]}->{name}", catalogue, tokenizer).target)
-        except DomainError as error:
-            rank_zero_warn(f"{name} is left out of the controls: {error}")
-    return domains
-
-
-def edit_means(
-    before: DomainLogits,
-    after: DomainLogits,
-    reference_mask: Tensor,
-    labels: Tensor | None,
-    controls: Sequence[str],
-) -> dict[str, float]:
-    """Return the mean of every number of some edits, by log key; NaN where there is none.
-
-    Of each edit, `reference_mask`, ``(n, n_target)`` bool, has the right target labels, and
-    `labels`, ``(n,)``, the source label that it taught; they are None without edits. Logits of
-    paraphrases of the source may follow those of the `controls`.
-    """
-    leading = before.target.argmax(1), after.target.argmax(1)
-    codes = functional.outcome_codes(*leading, reference_mask)
-    values = {f"generalization/{name}": codes == i for i, name in enumerate(Outcome)}
-    if labels is not None:
-        learned = after.source.argmax(1) == labels
-        values["generalization/source_learned"] = learned
-        for one in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
-            values[f"generalization/{one}_of_learned"] = (codes == one.code)[learned]
-    probability = after.target.softmax(1)
-    old = probability.gather(1, before.target.argmax(1, keepdim=True))
-    values["probability/reference"] = (probability * reference_mask).sum(1)
-    values["probability/old_answer"] = old[:, 0]
-    for name, *pair in zip(controls, before.controls, after.controls, strict=False):
-        values[f"control_unchanged/{name}"] = _same_answer(*pair)
-    if paraphrases := after.controls[len(controls) :]:
-        known = after.source.argmax(1) if labels is None else labels
-        values["paraphrases/source_learned"] = torch.stack(paraphrases).argmax(2) == known
-    means = {name: value.double().mean().item() for name, value in values.items()}
-    scores = functional.reference_scores(
-        [list(Outcome)[code] for code in codes.tolist()],
-        [row.nonzero().flatten().tolist() for row in reference_mask],
-    )
-    return means | {f"generalization/{name}": value for name, value in scores.items()}
-
-
-def neighbour_means(before: DomainLogits, after: DomainLogits) -> dict[str, float]:
-    """Return how many subjects without an edit answer as before, by log key."""
-    same = _same_answer(before.source, after.source), _same_answer(before.target, after.target)
-    names = "neighbours/source_unchanged", "neighbours/target_unchanged"
-    return {name: float(one.double().mean()) for name, one in zip(names, same, strict=True)}
-
-
-def _same_answer(before: Tensor, after: Tensor) -> Tensor:
-    return before.argmax(1) == after.argmax(1)
-
-
 def outcome_values(
-    relation: str,
-    means: Mapping[str, float],
-    reference_mask: Tensor,
-    cases: Sequence[EditCase],
-    counts: Mapping[str, int],
+    relation: str, answers: EditAnswers, cases: Sequence[EditCase], **counts: int
 ) -> dict[str, Any]:
-    """Return what ``results.json`` has of edits, from their means and those of `counts` others."""
+    """Return what ``results.json`` has of edits; `counts` are numbers of other prompts by group."""
     groups: dict[str, dict[str, Any]] = {}
-    for key, value in means.items():
-        group, _, name = key.partition("/")
+    for key, value in answers.means().items():
+        group, name = key.split("/", 1)
         groups.setdefault(group, {})[name] = number(value)
-    shares, unchanged = groups["generalization"], groups.get("control_unchanged", {})
+    shares = groups["generalization"]
     macro = [name for name in shares if name.startswith("macro_")]
-    forecast = forecast_scores(cases)
     return {
         "relation": relation,
         "n_edits": len(cases),
-        "random": number(reference_mask.double().mean().item()),
+        "random": number(answers.reference.double().mean().item()),
         "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
         **shares,
         **{f"probability_{name}": value for name, value in groups["probability"].items()},
-        "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
-        **{name: {**groups[name], "n": n} for name, n in counts.items() if name in groups},
+        "controls": {
+            name: {"unchanged": share} for name, share in groups.get(_CONTROL[:-1], {}).items()
+        },
+        **{group: {**groups[group], "n": n} for group, n in counts.items() if group in groups},
         **case_statistics(cases),
-        "forecast": forecast,
-        "forecast_default": None if forecast is None else DEFAULT_FORECAST,
     }

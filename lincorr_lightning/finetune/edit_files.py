@@ -2,10 +2,9 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,32 +15,9 @@ SEPARATOR = "|"  # of the target answers of a reference
 Edits = str | Path | Iterable[Mapping[str, Any]]  # a file, or its rows
 nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
-# Fields of the new answer and of prompts, in zsRE and in KnowEdit.
-_FLAT = (("alt", "src", "rephrase"), ("target_new", "prompt", "rephrase_prompt"))
-_ASKED = [
-    *product(["prompt"], ("ground_truth", "answers", "targets")),
-    ("New Question", "New Answer"),
-]
-_OF_SOURCE = ("Subject_Aliasing", "Logical_Generalization")  # tests that do not compose
-# How RippleEdits writes a relation whose name is not in its sentences.
-_RIPPLE_WORDS = {
-    "CAPITAL": "capital city",
-    "CAPITAL_OF": "country",
-    "NATIVE_LANGUAGE": "mother tongue",
-    "SEX_OR_GENDER": "gender",
-    "MEMBER_OF_SPORTS_TEAM": "sports team",
-    "AWARD_RECEIVED": "award",
-    "SIBLING": "siblings",
-    "CAST_MEMBER": "cast members",
-}
-_AFTER_SUBJECT = " (is (associated with|part of|a member of|the capital of)|plays in|won|has)$"
-
-
-class Question(NamedTuple):
-    """A complete prompt about what follows from an edit, and the right answers in the file."""
-
-    prompt: str
-    answers: tuple[str, ...]
+Record = Mapping[str, Any]
+NO_FIELDS = "it lacks the fields of an edit"
+_PLAIN = "your own"
 
 
 class RawEdit(NamedTuple):
@@ -57,13 +33,24 @@ class RawEdit(NamedTuple):
     reference: tuple[str, ...] = ()  #: Right target answers; empty for the relation's own.
     id: str = ""  #: Name of the row in its file, or its number from 0; empty for a run's own edits.
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
-    questions: tuple[Question, ...] = ()  #: Of what follows from the edit, the target or not.
     rewrites: tuple["RawEdit", ...] = ()
-    problem: str = ""  #: Why subject or answer are none, if so; these are then what was found.
+    problem: str = ""  #: Why the row is no edit: one of few reasons, by which rows are counted.
+    lm: str = ""  #: Folder of the LM that was edited, if each edit has an LM of its own.
+
+    @property
+    def facts(self) -> tuple["RawEdit", ...]:
+        """All facts that the row rewrites."""
+        return self.rewrites or (self,)
 
 
-class _NoFieldsError(SubjectsError):
-    """A row lacks the fields of an edit."""
+class Format(NamedTuple):
+    """A format of records: the keys that it is recognized by, and its reader.
+
+    The reader returns the facts that a record rewrites, none if it cannot be read.
+    """
+
+    keys: tuple[str, ...]
+    read: Callable[[Record], list[RawEdit]]
 
 
 def read_edits(
@@ -72,142 +59,136 @@ def read_edits(
     """Read the rows of a file of edits, or of a list.
 
     Each has a subject and an answer, by these keys, and ``reference`` where it is not the
-    relation's (a list, or one text with ``|`` between its answers), or the keys of a benchmark; one
-    that lacks them has a `problem`. Raises SubjectsError if all do, or the file cannot be read.
+    relation's (a list, or one text with ``|`` between its answers), or is a record of one of
+    `FORMATS`; any other row has a `problem`.
+
+    Raises:
+        SubjectsError: No row has the fields of an edit, or the file cannot be read.
     """
-    keys = subject_key, answer_key
     if isinstance(source, (str, Path)):
         rows = read_rows(source, "edits")
     else:
         rows = ((f"edit {number}", row) for number, row in enumerate(source, 1))
-    raw, odd = list[RawEdit](), list[_NoFieldsError]()
-    for number, (where, row) in enumerate(rows):
-        try:
-            raw.append(_raw_edit(row, where, number, keys))
-        except _NoFieldsError as error:
-            odd.append(error)
-            raw.append(RawEdit(where, f"{row!r:.99}", "", problem="it lacks the fields of an edit"))
-    if len(odd) < len(raw):
-        return raw
-    if odd:
-        raise odd[0]
-    raise SubjectsError(f"{source} has no edit. Write at least one, with {' and '.join(keys)}.")
+    plain = Format((subject_key, answer_key), partial(_plain_row, subject_key, answer_key))
+    formats = {_PLAIN: plain, **FORMATS}
+    edits = [_raw_edit(row, where, str(i), formats) for i, (where, row) in enumerate(rows)]
+    if not edits:
+        raise SubjectsError(
+            f"{source} has no edit. Write at least one, with {subject_key} and {answer_key}."
+        )
+    if all(edit.problem == NO_FIELDS for edit in edits):
+        raise SubjectsError(
+            f"{edits[0].where}: no edit can be read from {edits[0].subject}. A row is an object "
+            f"with the fields {subject_key} and {answer_key} (other names of these are "
+            f"data.subject_key and data.answer_key), or a record of {', '.join(FORMATS)}."
+        )
+    return edits
 
 
-def named_subjects(source: Edits) -> list[str]:
-    """Return the subjects of all rows of a file or list of edits."""
-    return [fact.subject for row in read_edits(source) for fact in row.rewrites or (row,)]
+def _raw_edit(record: Any, where: str, number: str, formats: Mapping[str, Format]) -> RawEdit:
+    unread = RawEdit(where, f"{record!r:.99}", "", id=number)
+    if not isinstance(record, Mapping):
+        return unread._replace(problem=NO_FIELDS)
+    names = [name for name, each in formats.items() if record.keys() >= set(each.keys)]
+    if not names:
+        return unread._replace(problem=NO_FIELDS)
+    if names[0] == _PLAIN:
+        _refuse_misspelled(record, where)
+    row_id = _text(record.get("case_id")) or _text(record.get("id")) or number
+    facts = [fact._replace(where=where, id=row_id) for fact in formats[names[0]].read(record)]
+    if not facts:
+        return unread._replace(problem=f"no edit of {names[0]} can be read from it", id=row_id)
+    return facts[0]._replace(rewrites=tuple(facts) if len(facts) > 1 else ())
 
 
-def _raw_edit(row: Any, where: str, number: int, keys: tuple[str, str]) -> RawEdit:
-    """Return the edit of a record, by the first of the known shapes whose keys it has."""
-    if not isinstance(row, Mapping):
-        needed = '{"subject": "Ada", "answer": "Paris"}'
-        raise _NoFieldsError(f"{where}: an object is needed, such as {needed}, not {row!r:.99}.")
-    id = next((text for key in ("case_id", "id") if (text := _text(row.get(key)))), str(number))
-    edit = partial(_edit, where, id)
-    # In zsRE, `answers` are what was right before.
-    if all(key in row for key in keys) and not ("alt" in row and keys[1] == "answers"):
-        _refuse_misspelled(row, where, keys)
-        right = row.get("reference") or None
-        right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
-        own = edit(row[keys[0]], row[keys[1]], _list(row.get("paraphrases")))
-        return own._replace(reference=tuple(map(_text, right)))
-    if "requested_rewrite" in row:
-        facts = tuple(edit(*_rewrite(one, row)) for one in _dicts(row["requested_rewrite"]))
-        if not facts:
-            why = "its requested_rewrite is no object"
-            return edit(row["requested_rewrite"], "")._replace(problem=why)
-        return facts[0]._replace(rewrites=facts[1:] and facts)
-    follows = row.get("portability") or row.get("Compositionality_I")
-    for answer, *prompts in _FLAT:
-        if "subject" in row and answer in row:
-            return edit(row["subject"], row[answer], map(row.get, prompts), follows)
-    if isinstance(row.get("edit"), Mapping):
-        tests = [case.get("test_queries") for case in _dicts(row.get("Compositionality_I"))]
-        if (parts := _ripple(row["edit"])) is not None:
-            return edit(*parts, tests)
-        why = "its sentence is none of RippleEdits of its relation"
-        return edit(row["edit"].get("prompt"), "")._replace(problem=why)
-    _refuse_misspelled(row, where, keys)
-    hint = " `answers` of zsRE are what was right before." if "answers" in row else ""
-    if lists := [name for name, value in row.items() if _dicts(value) and isinstance(value, list)]:
-        hint = f" If its rows are the list {lists[0]!r}, write that list alone."
-    raise _NoFieldsError(
-        f"{where}: no edit can be read from the fields {', '.join(map(str, row)):.99}. Name those "
-        f"of the subject and of the new answer as data.subject_key and data.answer_key.{hint}"
-    )
-
-
-def _refuse_misspelled(row: Mapping[str, Any], where: str, keys: Sequence[str]) -> None:
+def _refuse_misspelled(record: Record, where: str) -> None:
     # Silently ignored, a misspelled reference would be replaced by the relation's own.
-    ways_out = (f", or pass it as data.{name}_key" for name in ("subject", "answer"))
-    fields = {"reference": "", "paraphrases": "", **dict(zip(keys, ways_out, strict=True))}
-    missing = [key for key in fields if key not in row]
-    for name in {*row} - {*fields, "answers"}:
+    missing = [key for key in ("reference", "paraphrases") if key not in record]
+    for name in record:
         for meant in get_close_matches(str(name).casefold(), missing, 1, 0.8):
-            way_out = f"Rename it{fields[meant]}."
-            raise SubjectsError(f"{where}: there is no field {meant!r}, but {name!r}. {way_out}")
+            raise SubjectsError(
+                f"{where}: there is no field {meant!r}, but {name!r}. Rename it, or leave it out."
+            )
 
 
-def _edit(
-    where: str, id: str, subject: Any, answer: Any, prompts: Iterable[Any] = (), follows: Any = None
-) -> RawEdit:
-    texts = tuple(dict.fromkeys(filter(None, map(_text, prompts))))
-    named, problem = [], ""
-    for what, value in ("subject", _bare(subject)), ("new answer", _bare(answer)):
-        found = _text(value) or f"{'' if value is None else value!s:.99}".strip()
-        if not _text(value):
-            kind = "an object" if isinstance(value, Mapping) else "no text"
-            kind = "a list" if isinstance(value, list) else kind
-            problem = problem or (f"its {what} is {kind}" if found else f"it has no {what}")
-        named.append(found)
-    asked = tuple(_questions(follows))
-    return RawEdit(where, named[0], named[1], (), id, texts, asked, (), problem)
+# -- readers ---------------------------------------------------------------------------------------
 
 
-def _rewrite(one: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the parts of an edit of CounterFact, or of MQuAKE with the questions of two hops."""
-    subject, answer, prompt = one.get("subject"), one.get("target_new"), _text(one.get("prompt"))
-    others = one.get("question"), *_list(row.get("paraphrase_prompts"))
-    prompts = [prompt.replace("{}", _text(subject)), *others]
-    hops, asked = _dicts(row.get("new_single_hops")), _list(row.get("questions"))
-    # Of an edit of the last hop, or in longer chains, the questions ask for something else.
-    first = [hops[0].get(key) for key in ("answer", "answer_alias")] if len(hops) == 2 else []
-    if _text(answer) not in _texts(first):
-        return subject, answer, prompts, None
-    right = [row.get("new_answer"), row.get("new_answer_alias")]
-    return subject, answer, prompts, [{"prompt": text, "answers": right} for text in asked]
+def _fact(subject: Any, answer: Any, *prompts: Any) -> RawEdit:
+    """Return an edit of the texts of a record, and why subject or answer are none."""
+    values = {"subject": _bare(subject), "new answer": _bare(answer)}
+    problem = ""
+    for name, value in values.items():
+        if not _text(value) and not problem:
+            is_empty = value is None or isinstance(value, str)
+            problem = f"it has no {name}" if is_empty else f"its {name} is no text"
+    shown = ["" if value is None else f"{value!s}".strip() for value in values.values()]
+    texts = dict.fromkeys(filter(None, map(_text, prompts)))
+    return RawEdit("", shown[0], shown[1], prompts=tuple(texts), problem=problem)
 
 
-def _ripple(edit: Mapping[str, Any]) -> tuple[str, str, list[str]] | None:
+def _plain_row(subject_key: str, answer_key: str, record: Record) -> list[RawEdit]:
+    right = record.get("reference") or None
+    right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
+    fact = _fact(record[subject_key], record[answer_key], *_list(record.get("paraphrases")))
+    return [fact._replace(reference=tuple(map(_text, right)))]
+
+
+def _rewrites(record: Record) -> list[RawEdit]:
+    """Read CounterFact's fact, or those of MQuAKE."""
+    facts = []
+    for rewrite in _list(record["requested_rewrite"]):
+        if isinstance(rewrite, Mapping):
+            subject = rewrite.get("subject")
+            prompt = _text(rewrite.get("prompt")).replace("{}", _text(subject))
+            others = rewrite.get("question"), *_list(record.get("paraphrase_prompts"))
+            facts.append(_fact(subject, rewrite.get("target_new"), prompt, *others))
+    return facts
+
+
+def _zsre(record: Record) -> list[RawEdit]:
+    return [_fact(record["subject"], record["alt"], record.get("src"), record.get("rephrase"))]
+
+
+def _knowedit(record: Record) -> list[RawEdit]:
+    prompts = record.get("prompt"), record.get("rephrase_prompt")
+    return [_fact(record["subject"], record["target_new"], *prompts)]
+
+
+# How RippleEdits writes a relation whose name is not in its sentences.
+_RIPPLE_WORDS = {
+    "CAPITAL": "capital city",
+    "CAPITAL_OF": "country",
+    "NATIVE_LANGUAGE": "mother tongue",
+    "SEX_OR_GENDER": "gender",
+    "MEMBER_OF_SPORTS_TEAM": "sports team",
+    "AWARD_RECEIVED": "award",
+    "SIBLING": "siblings",
+    "CAST_MEMBER": "cast members",
+}
+_AFTER_SUBJECT = " (is (associated with|part of|a member of|the capital of)|plays in|won|has)$"
+
+
+def _ripple(record: Record) -> list[RawEdit]:
     """Read subject, answer and prompt from a sentence such as ``The mother of Ada is Mia.``."""
+    edit = record["edit"] if isinstance(record["edit"], Mapping) else {}
     relation = str(edit.get("relation"))
     words = re.escape(_RIPPLE_WORDS.get(relation, relation.replace("_", " ").lower()))
     pattern = rf"(.*?\b{words}(?: (?:of|in|by|which|that))? (.+) (?:is|are)) (.+?)\.?"
-    if not (parts := re.fullmatch(pattern, _text(edit.get("prompt")))):
-        return None
-    return re.sub(_AFTER_SUBJECT, "", parts[2]), parts[3], [parts[1]]
+    parts = re.fullmatch(pattern, _text(edit.get("prompt")))
+    if parts is None:
+        return []
+    prompt, subject, answer = parts.groups()
+    return [_fact(re.sub(_AFTER_SUBJECT, "", subject), answer, prompt)]
 
 
-def _questions(tree: Any) -> Iterator[Question]:
-    if isinstance(tree, Mapping):
-        for prompt, answers in _ASKED:
-            if prompt in tree and answers in tree:
-                if text := _text(tree[prompt]):
-                    yield Question(text, tuple(_texts(tree[answers])))
-                return
-        tree = [part for name, part in tree.items() if name not in _OF_SOURCE]
-    for part in tree if isinstance(tree, list) else ():
-        yield from _questions(part)
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    tree = list(tree.values()) if isinstance(tree, Mapping) else tree
-    if isinstance(tree, list):
-        yield from chain.from_iterable(map(_texts, tree))
-    elif text := _text(tree):
-        yield text
+FORMATS = {
+    "CounterFact or MQuAKE": Format(("requested_rewrite",), _rewrites),
+    "zsRE": Format(("subject", "alt"), _zsre),
+    "KnowEdit": Format(("subject", "target_new"), _knowedit),
+    "RippleEdits": Format(("edit",), _ripple),
+}
+"""Formats of records; of several whose keys a record has, the first reads it."""
 
 
 def _text(value: Any) -> str:
@@ -224,8 +205,6 @@ def _bare(value: Any) -> Any:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _dicts(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in _list(value) if isinstance(one, Mapping)]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -5,7 +5,6 @@ It is made before any training, from the rows of the LM's head alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -13,21 +12,20 @@ import torch
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
-from lincorr_lightning.finetune.edit_files import SEPARATOR
+from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import (
     Edit,
-    Skipped,
     reference_mask,
     skip_counts,
+    taught_labels,
     vocabulary_nearness,
 )
-from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.results import skipped_tables
 from lincorr_lightning.functional import macro_mean, risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Mean, Table, column, number
 from lincorr_lightning.study import LMStudy
 
@@ -66,7 +64,7 @@ def forecast_edits(
             "a quantized one, so that its labels have no rows to compare. Forecast the edits with "
             "an LM that is not quantized."
         )
-    nearness = by_answer.T[[edit.label for edit in edits]]
+    nearness = by_answer.T[taught_labels(edits)]
     is_right = reference_mask(edits, nearness.shape[1])
     margins = -risk(nearness, is_right)
     best_right = nearness.masked_fill(~is_right, -torch.inf).amax(1, keepdim=True)
@@ -89,48 +87,50 @@ def forecast_edits(
 
 
 def forecast_results(
-    words: Sequence[NearestWord], relation: str, skipped: Sequence[Skipped] = ()
+    words: Sequence[NearestWord],
+    relation: str,
+    skipped: Sequence[RawEdit] = (),
+    suffix: str = "",
 ) -> Results:
-    """Return the results of a forecast; `skipped` are the rows of a file that are no edit."""
-    n = len(words)
+    """Return the results of a forecast; `skipped` are the rows of a file that are no edit.
+
+    `suffix` is appended to all names where a run has several.
+    """
     right = [float(word.right) for word in words]
     share = fmean(right)
     macro = macro_mean(right, [word.reference for word in words])
-    every = Table.of(
-        "forecast",
+    note = (
+        "margin: nearness (the cosine in the LM's head) of the nearest right label minus that of "
+        "the nearest wrong one; rank: that of the nearest right label."
+    )
+    forecast = Table.of(
+        f"forecast{suffix}",
         words,
         NearestWord,
         f"The nearest word of each edit of {relation}: the target label nearest to its new answer.",
-        "margin: nearness (the cosine in the LM's head) of the nearest right label minus that of "
-        "the nearest wrong one; rank: that of the nearest right label.",
+        note,
     ).sampled(
         "subject", "answer", nearest_right="right", nearest_macro=Mean("right", per="reference")
     )
-    of_answers = every.frame.drop(columns="subject").value_counts(sort=False, dropna=False)
-    answers = of_answers.rename("n_edits").reset_index().sort_values("margin", kind="stable")
-    headline = Table(
-        "answers",
-        answers,
-        f"The nearest word is right for {share:.0%} of {n} edits of {relation}, and for "
-        f"{macro:.0%} as a mean over references.",
-        f"The least safe answers first. {every.note}",
+    frame = forecast.frame.drop(columns="subject").value_counts(sort=False, dropna=False)
+    answers = Table(
+        f"answers{suffix}",
+        frame.rename("n_edits").reset_index().sort_values("margin", kind="stable"),
+        f"The nearest word is right for {share:.0%} of {len(words)} edits of {relation}, and for "
+        f"{macro:.0%} as a mean over answers.",
+        f"The least safe answers first. {note}",
         headline=True,
-        headings={**every.headings, "n_edits": "edits"},
-        formats={**every.formats, "n_edits": "d"},
-    ).first(_MAX_ANSWERS, "tables/forecast.csv")
-    figure = Figure(
-        "forecast",
-        f"Margin of the nearest word by new answer, edits of {relation}.",
-        partial(margins_figure, answers, relation),
-    )
+        headings={**forecast.headings, "n_edits": "edits"},
+        formats={**forecast.formats, "n_edits": "d"},
+    ).first(_MAX_ANSWERS, f"tables/forecast{suffix}.csv")
     values = {
         "relation": relation,
-        "n_edits": n,
+        "n_edits": len(words),
         "skipped": skip_counts(skipped),
         "nearest": {"right": share, "macro": macro},
     }
-    tables = [headline, every, *skipped_tables(skipped)]
-    return Results("forecast", values, tables=tables, figures=[figure])
+    tables = [answers, forecast, *skipped_tables(skipped, suffix)]
+    return Results(f"forecast{suffix}", values, tables=tables)
 
 
 class EditForecast(LMStudy):
@@ -164,4 +164,4 @@ class EditForecast(LMStudy):
         if not isinstance(dataset, EditDataset):
             raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")
         self.forecasts = forecast_edits(self.lm, dataset.edits, dataset.relation)
-        return forecast_results(self.forecasts, dataset.relation.name, dataset.skipped)
+        return forecast_results(self.forecasts, dataset.relation.name, dataset.resolved.skipped)

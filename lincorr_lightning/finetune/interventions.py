@@ -41,7 +41,8 @@ class TargetSpace:
         rows = head_rows.double()
         left, sizes, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
         kept = sizes > 1e-9 * sizes[0]  # less is rounding
-        self.to_logits, self.to_states = left[:, kept] * sizes[kept], left[:, kept] / sizes[kept]
+        self.to_logits = left[:, kept] * sizes[kept]
+        self.to_states = left[:, kept] / sizes[kept]
 
     def directions(self, weights: Tensor) -> Tensor:
         """Return unit vectors along ``Uᵀ w`` for weights w of the labels, ``(..., n_target)``.
@@ -61,7 +62,8 @@ def weights_of_arms(
     The labels of each edit's reference, bool, and the columns of its answer in W, in W with ridge 0
     and in W₀ are ``(n, n_target)``; `seed` is that of the arms with several draws.
     """
-    generator, rank = torch.Generator().manual_seed(seed), space.to_states.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    rank = space.to_states.shape[1]
     # Answers of the run's other edits, as frequent as in W's own arm.
     others = ((reference_mask.double() @ reference_mask.double().T) == 0).double()
     others[others.sum(1) == 0] = 1.0
@@ -91,8 +93,7 @@ class EditStates:
 
     Target logits before and after the edits, and the right labels (bool), are ``(n, n_target)``;
     `weights`, ``(n_draws, n, n_target)`` by arm, give what states move along, ``W`` among them.
-    `references` are what edits are grouped by; `popularity`, ``(n,)``, is the mean source logit of
-    each taught answer before the edits.
+    `references` are what edits are grouped by.
     """
 
     space: TargetSpace
@@ -101,7 +102,6 @@ class EditStates:
     reference_mask: Tensor
     references: Sequence[str]
     weights: Mapping[str, Tensor]
-    popularity: Tensor
 
     def responses(self, part: str, arm: str) -> dict[str, Tensor]:
         """Return `answers` after moves of ``STRENGTHS``, ``(n_strengths, n)``, means over draws.
@@ -112,19 +112,22 @@ class EditStates:
         move is as long, in any direction, as the component of v along that of W; of the change also
         as its ``own``. ``share`` is that of v's squared length along the direction.
         """
-        before, after = (logits @ self.space.to_states for logits in (self.before, self.after))
+        before = self.before @ self.space.to_states
+        after = self.after @ self.space.to_states
         v = after if part == "state" else after - before
         base, sign = (before, 1.0) if part == "only" else (after, -1.0)
-        along, along_w = (self.space.directions(self.weights[one]) for one in (arm, W))
-        own = (v * along).sum(-1)
-        length = own.abs() if part == "own" else (v * along_w[0]).sum(-1).abs()
-        move = torch.where(own < 0, -sign, sign)[..., None] * length[..., None] * along
-        share = (own.square() / v.square().sum(-1)).nan_to_num().mean(0)
+        along = self.space.directions(self.weights[arm])
+        along_w = self.space.directions(self.weights[W])[0]
+        component = (v * along).sum(-1)
+        length = component.abs() if part == "own" else (v * along_w).sum(-1).abs()
+        moves = torch.where(component < 0, -sign, sign)[..., None] * length[..., None] * along
+        share = (component.square() / v.square().sum(-1)).nan_to_num().mean(0)
         rows: dict[str, list[Tensor]] = defaultdict(list)
         for strength in STRENGTHS:
-            draws = [self.answers((base + strength * one) @ self.space.to_logits.T) for one in move]
+            moved = [(base + strength * move) @ self.space.to_logits.T for move in moves]
+            draws = [self.answers(logits) for logits in moved]
             for name in draws[0]:
-                rows[name].append(torch.stack([each[name] for each in draws]).mean(0))
+                rows[name].append(torch.stack([draw[name] for draw in draws]).mean(0))
             rows["share"].append(share)
         return {name: torch.stack(values) for name, values in rows.items()}
 
@@ -135,7 +138,8 @@ class EditStates:
         of the answer after the edit, and of the label with the largest weight in W.
         """
         codes = outcome_codes(self.before.argmax(1), logits.argmax(1), self.reference_mask)
-        p, labels = logits.softmax(1), {"p answer": self.after, "p favourite": self.weights[W][0]}
+        p = logits.softmax(1)
+        labels = {"p answer": self.after, "p favourite": self.weights[W][0]}
         return {
             "generalized": (codes == Outcome.GENERALIZED.code).double(),
             "hallucinated": (codes == Outcome.HALLUCINATED.code).double(),
@@ -146,7 +150,7 @@ class EditStates:
     def by_reference(self, values: Tensor) -> Tensor:
         """Return the means over the edits of each reference, ``(..., n_references)``."""
         names = list(dict.fromkeys(self.references))
-        members = torch.tensor([[one == name for one in self.references] for name in names])
+        members = torch.tensor([[name == other for other in self.references] for name in names])
         return values @ (members.double() / members.sum(1, keepdim=True)).T
 
 
@@ -163,23 +167,28 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for part in PARTS:
         by_arm = {
-            arm: {k: edits.by_reference(x) for k, x in edits.responses(part, arm).items()}
+            arm: {
+                response: edits.by_reference(values)
+                for response, values in edits.responses(part, arm).items()
+            }
             for arm in edits.weights
         }
-        for arm, found in by_arm.items():
-            share = _interval("share", found.pop("share")[0])
-            for response, values in found.items():
-                key, of_w = {"part": part, "arm": arm, "response": response}, by_arm[W][response]
+        for arm, responses in by_arm.items():
+            share = _interval("share", responses.pop("share")[0])
+            for response, values in responses.items():
+                of_w = by_arm[W][response]
                 rows += [
                     {
-                        **key,
+                        "part": part,
+                        "arm": arm,
+                        "response": response,
                         "strength": strength,
-                        "mean": float(own.mean()),
-                        **_interval("effect", own - values[0]),
-                        **_interval("w_minus", w - own),
+                        "mean": float(moved.mean()),
+                        **_interval("effect", moved - values[0]),
+                        **_interval("w_minus", moved_by_w - moved),
                         **share,
                     }
-                    for strength, own, w in zip(STRENGTHS, values, of_w, strict=True)
+                    for strength, moved, moved_by_w in zip(STRENGTHS, values, of_w, strict=True)
                 ]
     return rows
 
@@ -189,7 +198,11 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
     rows = dose_rows(edits)
     at_one = [row for row in rows if row["strength"] == 1]
     key = {"part": "own", "response": "generalized", "strength": 1}
-    shown = [{k: x[k] for k in x if k not in key} for x in at_one if key.items() <= x.items()]
+    shown = [
+        {name: value for name, value in row.items() if name not in key}
+        for row in at_one
+        if key.items() <= row.items()
+    ]
     values = {
         "relation": relation,
         "n_learned": len(edits.before),
@@ -198,12 +211,15 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
         "rank": edits.space.to_logits.shape[1],
     }
     about = f"{len(edits.before)} learned edits of {relation}, means over references"
-    note = "Mean: share of generalized edits where each arm's own component is taken out of the "
-    note += "change by the edit. Share: of its squared length."
-    formats = {k: ".3f" for k, x in rows[0].items() if not isinstance(x, str)}
+    note = (
+        "Mean: share of generalized edits where each arm's own component is taken out of the "
+        "change by the edit. Share: of its squared length."
+    )
+    formats = {name: ".3f" for name, value in rows[0].items() if not isinstance(value, str)}
+    caption = f"Moves of {about}."
     tables = [
-        Table.of(each, own, (), f"Moves of {about}.", note, each == name, None, formats)
-        for each, own in ((name, shown), (f"{name}_doses", rows))
+        Table.of(name, shown, caption=caption, note=note, headline=True, formats=formats),
+        Table.of(f"{name}_doses", rows, caption=caption, note=note, formats=formats),
     ]
     draw = partial(interventions_figure, tables[1].frame, about)
     figures = [Figure(name, f"Dose and response of {about}.", draw)]

@@ -11,20 +11,21 @@ from torch import Tensor
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, listed, require
 from lincorr_lightning.finetune import batches
-from lincorr_lightning.finetune.adapters import AdapterSettings, TrainedLMStudy, save_merged
+from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter, save_merged
 from lincorr_lightning.finetune.batches import EditBatch, EditTraining
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name
 from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
 from lincorr_lightning.results.table import short_name
-from lincorr_lightning.study import FIXED_TRAINING, require_one_pass
+from lincorr_lightning.study import FIXED_TRAINING, LMStudy, as_settings, require_one_pass
 
 
-class SourceFinetune(TrainedLMStudy):
+class SourceFinetune(LMStudy):
     """Trains an LM on edits of its source knowledge; callbacks measure what else changes.
 
     The loss is the cross-entropy of the answer's tokens alone. Under the ``joint`` protocol all
@@ -52,6 +53,8 @@ class SourceFinetune(TrainedLMStudy):
 
     study = "source_finetune"
     batch_type = EditBatch
+    trains_lm = True
+    float32_only = False
     shards_lm = True
     free_settings = frozenset({"save_model"})
     settings_per_rank = frozenset({"edits_per_step"})
@@ -69,27 +72,32 @@ class SourceFinetune(TrainedLMStudy):
         save_model: bool = False,
         prefix: str = "",
     ) -> None:
-        super().__init__(lm, method, learning_rate, adapter, weight_decay, prefix)
+        super().__init__(lm, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
-        if save_model and protocol == "independent":
+        require("model.learning_rate", learning_rate, at_least=0)
+        require("model.weight_decay", weight_decay, at_least=0)
+        self.is_independent = protocol == "independent"
+        if save_model and self.is_independent:
             raise ConfigError("independent edits leave the LM as it was: set save_model to false.")
         self.save_hyperparameters(logger=False)
-        self.is_independent = protocol == "independent"
-        self.refused_callbacks = FIXED_TRAINING if self.is_independent else ()
-        self.step_setting = "model.steps_per_edit" if self.is_independent else None
+        self.method = method
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.save_model = save_model
+        self.adapter_settings = as_settings(AdapterSettings, adapter)
+        if self.is_independent:
+            self.refused_callbacks = FIXED_TRAINING
+            self.step_setting = "model.steps_per_edit"
+        is_alone = self.is_independent and method == "full"
         #: How the edits are trained; `EditsDataModule` takes it as ``training``.
         self.edit_training = EditTraining(
-            method,
-            steps_per_edit,
-            protocol,
-            1 if self.is_independent and method == "full" else edits_per_step,
+            method, steps_per_edit, protocol, 1 if is_alone else edits_per_step
         )
-        self.save_model = save_model
         self.adapters: StackedLoRA | None = None
         self._base: list[Tensor] = []
         self._step_edits: list[Edit] = []  # since the last update
         self._seen: set[int] = set()
-        self._n_own_steps = 0
+        self._n_steps_of_rank = 0
 
     def data_arguments(self) -> dict[str, Any]:
         """Return the LM, and how edits are trained, which decides how they are batched."""
@@ -108,19 +116,48 @@ class SourceFinetune(TrainedLMStudy):
             )
         if self.is_independent:
             require_one_pass(self.trainer)
+            if self.method == "lora" and self.trainer.gradient_clip_val:
+                raise ConfigError(
+                    "trainer.gradient_clip_val must be null: independent edits are trained side by "
+                    "side. Lower model.learning_rate instead."
+                )
+        self._require_float32()
         super().setup(stage)
+
+    def _require_float32(self) -> None:
+        precision = "" if self._trainer is None else str(self._trainer.precision)
+        is_half = self.method == "full" and self.lm.dtype in HALF_PRECISIONS
+        if is_half or precision in ("bf16-true", "16-true"):
+            raise ConfigError(
+                f"the LM's weights are in {dtype_name(self.lm.dtype)}, with trainer.precision "
+                f"{precision}: half precision rounds away updates of a small learning rate such as "
+                "5e-6. Set model.lm.dtype to float32 and trainer.precision to 32-true or "
+                "bf16-mixed; with model.method lora, model.lm.dtype may be bfloat16."
+            )
 
     def prepare_lm(self) -> None:
         """Choose the weights that are trained, or add adapters."""
-        super().prepare_lm()
+        self._require_float32()  # the dtype may be known only now
         model = self.lm.model
-        if self.is_independent and self.method == "lora":
+        if self.method == "full":
+            model.requires_grad_(True)
+            if self.is_independent:
+                self._base = [p.detach().clone() for p in model.parameters()]
+        elif self.is_independent:
             size = self.edit_training.edits_per_step
             self.adapters = StackedLoRA(model, size, self.adapter_settings)
         else:
-            self.train_lm()
-            if self.is_independent:
-                self._base = [p.detach().clone() for p in model.parameters()]
+            add_adapter(model, self.adapter_settings)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return AdamW over the weights that are trained."""
+        # Lightning's gradient scaler for float16 does not support the fused one.
+        return torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad],
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            fused=self.trainer.precision != "16-mixed",
+        )
 
     def on_train_start(self) -> None:
         """Keep the gradients of independent edits on the rank that trains them."""
@@ -130,7 +167,8 @@ class SourceFinetune(TrainedLMStudy):
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
-        protocol, size = self.edit_training.protocol, self.edit_training.edits_per_step
+        protocol = self.edit_training.protocol
+        size = self.edit_training.edits_per_step
         fits = isinstance(batch, EditBatch) and (batch.n_steps > 0) == self.is_independent
         if not fits or (self.is_independent and len(batch.input_ids) > size):
             raise ConfigError(
@@ -173,7 +211,7 @@ class SourceFinetune(TrainedLMStudy):
         """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
         edits = self._step_edits
-        self._n_own_steps += bool(edits)
+        self._n_steps_of_rank += bool(edits)
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
@@ -183,8 +221,8 @@ class SourceFinetune(TrainedLMStudy):
                 # One pass over the weights, where checking each of them would take several.
                 total = self.trained_norm().reshape(1)
         # Joint weights are the same on all ranks: all of them stop here, or none.
-        own = edits if self.is_independent else None
-        self._require_finite("after the update a weight is", total, own)
+        at = edits if self.is_independent else None
+        self._require_finite("after the update a weight is", total, at)
         self._step_edits = []
 
     def _require_finite(self, what: str, values: Tensor, edits: list[Edit] | None) -> None:
@@ -197,25 +235,12 @@ class SourceFinetune(TrainedLMStudy):
         else:  # the row of a padding batch has no edit
             edits = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
         names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
-        said = listed(names, most=3, separator="; ")
-        where = f"at the edit {said}" if names else "in a padding batch"
+        where = listed(names, most=3, separator="; ")
         raise NonFiniteError(
-            f"{what} NaN or infinite at step {self.trainer.global_step}, {where}. Lower "
-            f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to float32. "
-            "A checkpoint that was saved before is not affected."
+            f"{what} NaN or infinite at step {self.trainer.global_step}, at the edit {where}. "
+            f"Lower model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to "
+            "float32. A checkpoint that was saved before is not affected."
         )
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip gradients; those of stacked adapters by each adapter's own norm."""
-        if self.adapters is not None and gradient_clip_val and gradient_clip_algorithm != "value":
-            self.adapters.clip_gradients(float(gradient_clip_val))
-            return
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_train_end(self) -> None:
         """Restore the base weights of independent edits, and write the results."""
@@ -225,11 +250,12 @@ class SourceFinetune(TrainedLMStudy):
 
     def build_results(self) -> Results:
         """Return what the callbacks measured."""
-        dataset, protocol = batches.edit_dataset(self.trainer), self.edit_training.protocol
+        dataset = batches.edit_dataset(self.trainer)
+        protocol = self.edit_training.protocol
         n_seen = len(set().union(*gather(self._seen)))
         n_steps = self.global_step
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
-            n_steps = sum(gather(self._n_own_steps))
+            n_steps = sum(gather(self._n_steps_of_rank))
         run = {
             "protocol": protocol,
             "method": self.method,
@@ -244,7 +270,22 @@ class SourceFinetune(TrainedLMStudy):
                 history |= callback.history
         name = short_name(self.lm.config.name_or_path)
         subtitle = f"{name}, {protocol}, {self.method}, learning rate {self.learning_rate:g}"
-        return finetune_results(measured, run, dataset, history, subtitle)
+        edits = None if dataset is None else dataset.resolved
+        return finetune_results(measured, run, edits, history, subtitle)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the parameter numbers in the optimizer states by names.
+
+        The numbers count the trained parameters on one rank, but all parameters where the LM is
+        sharded; names are the same in both.
+        """
+        super().on_save_checkpoint(checkpoint)
+        names = [name for name, p in self.named_parameters() if p.requires_grad]
+        for state in checkpoint.get("optimizer_states", []):
+            for group in state.get("param_groups", []):  # of a sharded LM, rank 0 alone has states
+                by_number = dict(zip(group["params"], names, strict=True))
+                group["params"] = list(names)
+                state["state"] = {by_number[i]: values for i, values in state["state"].items()}
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the trained LM if wanted."""

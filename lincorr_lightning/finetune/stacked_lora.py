@@ -59,7 +59,8 @@ class StackedLoRA(nn.Module):
     def __init__(self, model: "PreTrainedModel", n: int, settings: "AdapterSettings") -> None:
         super().__init__()
         require("StackedLoRA.n", n, at_least=1)
-        self.n, self.scaling, rank = n, settings.alpha / settings.rank, settings.rank
+        self.n = n
+        self.scaling = settings.alpha / settings.rank
         layers = target_layers(model, settings.target_modules)
         self.targets = tuple(layers)  #: Full names of the layers that have adapters.
         # By layer, whose name has / for . here; A reads its input, and B adds to its output.
@@ -67,11 +68,11 @@ class StackedLoRA(nn.Module):
         self.lora_B = nn.ParameterDict()  #: ``(n, n_outputs, rank)``, transposed for fast products
         for name, layer in layers.items():
             n_in, n_out = features_of(layer)
-            own: Any = layer.weight.dtype  # as in peft: the layer's own dtype, but at least float32
-            own = own if own.is_floating_point and own.itemsize >= 4 else torch.float32
-            like = torch.empty(0, dtype=own, device=layer.weight.device)  # type: ignore[arg-type]
-            self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, rank, n_in))
-            self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, rank, n_out).mT)
+            dtype: Any = layer.weight.dtype  # as in peft: the layer's, but at least float32
+            dtype = dtype if dtype.is_floating_point and dtype.itemsize >= 4 else torch.float32
+            like = torch.empty(0, dtype=dtype, device=layer.weight.device)  # type: ignore[arg-type]
+            self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, settings.rank, n_in))
+            self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, settings.rank, n_out).mT)
         self.reset(range(n))
 
         self._rows: _Rows | None = None
@@ -123,31 +124,18 @@ class StackedLoRA(nn.Module):
                 f"a row names adapter {unknown[0]}; there are 0 to {self.n - 1}, and -1 for none."
             )
         with_adapter = (chosen != _BASE).nonzero().flatten()
-        adapters, device = chosen[with_adapter], next(self.parameters()).device
+        adapters = chosen[with_adapter]
+        device = next(self.parameters()).device
         n = int(adapters.max()) + 1 if len(adapters) else 0
         each = len(adapters) // max(n, 1)
         in_order = adapters.tolist() == [i for i in range(n) for _ in range(each)]
-        n *= in_order
-        rows = _Rows(len(chosen), with_adapter.to(device), adapters.to(device), n)
+        n_first = n if in_order else 0
+        rows = _Rows(len(chosen), with_adapter.to(device), adapters.to(device), n_first)
         outer, self._rows = self._rows, rows
         try:
             yield
         finally:
             self._rows = outer
-
-    def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip each adapter's gradient by its own norm; return the norms before, ``(n,)``."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        if not gradients:
-            return torch.zeros(self.n)
-        device = gradients[0].device
-        parts = [torch.linalg.vector_norm(g, dim=(1, 2)).to(device) for g in gradients]
-        norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
-        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale.to(gradient).view(-1, 1, 1))
-        return norms
 
     def _check_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (rows := self._rows) is None:
@@ -190,7 +178,8 @@ class StackedLoRA(nn.Module):
                 "experts). Leave it out of the target modules."
             )
         down, up = (rows.select(factors[_key(name)]) for factors in (self.lora_A, self.lora_B))
-        x, is_mixed = x.reshape(rows.n, -1, x.shape[-1]), len(rows.adapters) < rows.n
+        x = x.reshape(rows.n, -1, x.shape[-1])
+        is_mixed = len(rows.adapters) < rows.n
         with_adapter = rows.with_adapter.to(x.device)  # an LM may be spread over several devices
         if is_mixed:
             x = x.index_select(0, with_adapter)

@@ -3,8 +3,8 @@
 import hashlib
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map import weights as stored
 from lincorr_lightning.linear_map.layout import stem, wordings_of
+from lincorr_lightning.linear_map.weights import LabelSet, LabelWeight
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.version import __version__
 
@@ -34,88 +35,87 @@ _CHECKSUM = "sha256"  # of the safetensors file
 _READING = (LinearMapError, SafetensorError, OSError, LookupError, TypeError, ValueError)
 
 
+@dataclass(frozen=True)
+class PairMap:
+    """The map of one pair.
+
+    Attributes:
+        weight: W, ``(n_target_labels, n_source_labels)``.
+        bias: b, ``(n_target_labels,)``.
+        ridge: Ridge strength that it was fitted with.
+        reference: Places of the right target labels of each source label, where known.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    ridge: float
+    reference: Sequence[Sequence[int]] = ()
+
+
 class LinearMap:
     """``F_target(X) = W F_source(X) + b`` for some pairs, with the labels of both sides.
 
     Args:
-        weights: W of each pair, as ``city->country``: ``(n_target_labels, n_source_labels)``.
-        biases: b of each pair, ``(n_target_labels,)``.
-        token_ids: Tokens of the labels of each kind of knowledge, ordered as rows and columns of W.
-        labels: Texts of these labels, in the same order.
-        templates: Prompt of each kind of knowledge, with ``{}`` for the subject, after its lead-in.
-        ridge: Ridge strength that each pair was fitted with.
+        maps: Map of each pair, as ``city->country``.
+        knowledge: Labels of each kind of knowledge that some pair uses.
         lm: Name or path of the LM it was fitted on.
         fingerprint: Hashes of that LM's tokenizer, config, dtype and weights.
-        answers: Answers that each label stands for, by kind of knowledge, where known.
-        references: Places of the right target labels of each source label, by pair, where known.
+
+    Raises:
+        LinearMapError: Maps and labels do not fit each other, or a number is not finite.
     """
 
     def __init__(
         self,
-        *,
-        weights: Mapping[str, Tensor],
-        biases: Mapping[str, Tensor],
-        token_ids: Mapping[str, Sequence[int]],
-        labels: Mapping[str, Sequence[str]],
-        templates: Mapping[str, str],
-        ridge: Mapping[str, float],
+        maps: Mapping[str, PairMap],
+        knowledge: Iterable[LabelSet],
         lm: str,
         fingerprint: Mapping[str, str],
-        answers: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
-        references: Mapping[str, Sequence[Sequence[int]]] = MappingProxyType({}),
     ) -> None:
-        # Copied: a map that is still being trained must not change this one.
-        self._weights = {pair: _float64(weight) for pair, weight in weights.items()}
-        self._biases = {pair: _float64(bias) for pair, bias in biases.items()}
-        self._token_ids = {name: tuple(map(int, ids)) for name, ids in token_ids.items()}
-        self._labels = {name: tuple(texts) for name, texts in labels.items()}
-        self.templates = dict(templates)
-        self.ridge = {pair: float(strength) for pair, strength in ridge.items()}
+        # Copied: a map that is still being fitted must not change this one.
+        self._maps = {
+            pair: replace(one, weight=_float64(one.weight), bias=_float64(one.bias))
+            for pair, one in maps.items()
+        }
+        self._knowledge = {one.name: one for one in knowledge}
         self.lm = lm
         self.fingerprint = dict(fingerprint)
-        self._answers, self._references = dict(answers), dict(references)
         self._check()
 
     @classmethod
     def of(cls, fitted: solver.FittedMaps, lm: LanguageModel) -> "LinearMap":
         """Return fitted maps, those of the first wording of each prompt, as an artifact."""
-        layout, weights = fitted.layout, fitted.weights()
-        biases = {
-            (source, target): bias
-            for source, solution in fitted.maps["y"].items()
-            for target, bias in solver.split_targets(layout, source, solution.bias)
-        }
-        pairs = {pair: "->".join(pair) for pair in wordings_of(weights)}
-        domains = {name: domain for name, domain in layout.domains.items() if name == stem(name)}
-        return cls(
-            weights={name: weights[pair] for pair, name in pairs.items()},
-            biases={name: biases[pair] for pair, name in pairs.items()},
-            token_ids={name: domain.token_ids for name, domain in domains.items()},
-            labels={name: domain.texts for name, domain in domains.items()},
-            templates={n: lm.lead_in + domain.knowledge.template for n, domain in domains.items()},
-            ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
-            lm=lm.config.name_or_path,
-            fingerprint=lm.fingerprint,
-            answers={name: domain.answer_texts for name, domain in domains.items()},
-            references={
-                name: [column.nonzero()[0].tolist() for column in mask.T]
-                for pair, name in pairs.items()
-                if (mask := layout.references.get(pair)) is not None
-            },
-        )
+        layout, weights, biases = fitted.layout, fitted.weights(), fitted.biases()
+        maps = {}
+        for pair in wordings_of(weights):
+            mask = layout.references.get(pair)
+            reference = () if mask is None else [right.nonzero()[0].tolist() for right in mask.T]
+            ridge = float(fitted.ridges[pair])
+            maps["->".join(pair)] = PairMap(weights[pair], biases[pair], ridge, reference)
+        knowledge = [
+            LabelSet(
+                name,
+                lm.lead_in + domain.knowledge.template,
+                domain.texts,
+                domain.token_ids,
+                domain.answer_texts,
+            )
+            for name, domain in layout.domains.items()
+            if name == stem(name)
+        ]
+        return cls(maps, knowledge, lm.config.name_or_path, lm.fingerprint)
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
 
     def _check(self) -> None:
         shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
-        for pair, weight in self._weights.items():
-            source, _, target = pair.partition("->")
-            n_source, n_target = len(self._labels[source]), len(self._labels[target])
-            shapes[f"{pair}/weight"] = weight, (n_target, n_source)
-            shapes[f"{pair}/bias"] = self._biases[pair], (n_target,)
-        for name, texts in self._labels.items():
-            shapes[f"{name}/token_ids"] = torch.tensor(self._token_ids[name]), (len(texts),)
+        for pair, one in self._maps.items():
+            n_source, n_target = (len(self.labels(name)) for name in pair.split("->"))
+            shapes[f"{pair}/weight"] = one.weight, (n_target, n_source)
+            shapes[f"{pair}/bias"] = one.bias, (n_target,)
+        for name, labels in self._knowledge.items():
+            shapes[f"{name}/token_ids"] = torch.tensor(labels.token_ids), (len(labels.texts),)
         for key, (tensor, shape) in shapes.items():
             if tuple(tensor.shape) != shape:
                 raise LinearMapError(
@@ -127,30 +127,39 @@ class LinearMap:
     @property
     def pairs(self) -> list[str]:
         """Names of the pairs, as ``city->country``."""
-        return list(self._weights)
+        return list(self._maps)
 
     @property
     def knowledge(self) -> list[str]:
         """Names of the kinds of knowledge that some pair uses."""
-        return list(self._labels)
+        return list(self._knowledge)
+
+    @property
+    def ridge(self) -> dict[str, float]:
+        """Ridge strength of each pair."""
+        return {pair: one.ridge for pair, one in self._maps.items()}
 
     # Each raises LinearMapError for a name that the map does not have.
 
     def weight(self, pair: str) -> Tensor:
         """Return W of a pair, ``(n_target_labels, n_source_labels)``, float64."""
-        return _get(self._weights, pair, "pair")
+        return _get(self._maps, pair, "pair").weight
 
     def bias(self, pair: str) -> Tensor:
         """Return b of a pair, ``(n_target_labels,)``, float64."""
-        return _get(self._biases, pair, "pair")
+        return _get(self._maps, pair, "pair").bias
+
+    def label_set(self, knowledge: str) -> LabelSet:
+        """Return prompt, labels and their tokens of a kind of knowledge."""
+        return _get(self._knowledge, knowledge, "knowledge")
 
     def labels(self, knowledge: str) -> list[str]:
         """Return the texts of the labels of a kind of knowledge."""
-        return list(_get(self._labels, knowledge, "knowledge"))
+        return list(self.label_set(knowledge).texts)
 
     def token_ids(self, knowledge: str) -> list[int]:
         """Return the tokens of the labels of a kind of knowledge."""
-        return list(_get(self._token_ids, knowledge, "knowledge"))
+        return list(self.label_set(knowledge).token_ids)
 
     def top(self, pair: str, label: str, n: int = 10) -> "DataFrame":
         """Return the n target labels with the highest weights of a source label, a row each.
@@ -164,14 +173,13 @@ class LinearMap:
 
     def rank(self, pair: str, label: str, target: str) -> int:
         """Return the rank of a target label among the weights of a source label; 1 is the best."""
-        return self._weights_of(pair, label)[self._side(pair.partition("->")[2]).place(target)].rank
+        rows = self._weights_of(pair, label)
+        return rows[self.label_set(pair.partition("->")[2]).place(target)].rank
 
-    def _side(self, name: str) -> stored.Labels:
-        return stored.Labels(name, self.labels(name), self._answers.get(name, ()))
-
-    def _weights_of(self, pair: str, label: str) -> list[stored.LabelWeight]:
-        weight, (source, target) = self.weight(pair).numpy(), map(self._side, pair.split("->"))
-        return stored.weights_of(weight, source, target, label, self._references.get(pair, ()))
+    def _weights_of(self, pair: str, label: str) -> list[LabelWeight]:
+        one = _get(self._maps, pair, "pair")
+        source, target = map(self.label_set, pair.split("->"))
+        return stored.weights_of(one.weight.numpy(), source, target, label, one.reference)
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
         """Predict the target logits of a pair, ``(n_subjects, n_target_labels)``, float64.
@@ -193,21 +201,20 @@ class LinearMap:
         It may be that of another LM than the one the map was fitted on.
         """
         reader = TokenReader(tokenizer)
-        for knowledge, texts in self._labels.items():
+        for knowledge, labels in self._knowledge.items():
             wrong = []
-            for text, token in zip(texts, self._token_ids[knowledge], strict=True):
+            for text, token in zip(labels.texts, labels.token_ids, strict=True):
                 is_known = token < len(tokenizer)
                 there = reader.piece(token) if is_known else "no token"
                 # A domain writes a token alone, or with its spelling if two read alike.
                 if text != there and not (is_known and text == reader.spelling(token)):
                     wrong.append(f"{text!r} is {there!r} there")
             if wrong:
-                name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
                 raise LinearMapError(
-                    f"this linear map was fitted on {self.lm} and does not fit the tokenizer "
-                    f"{name}: {len(wrong)} of {len(texts)} labels of {knowledge} are other tokens "
-                    f"({listed(wrong)}). Take an LM with the same tokenizer, "
-                    "or fit a map on this LM with `lincorr fit`."
+                    f"this linear map was fitted on {self.lm}, and {len(wrong)} of "
+                    f"{len(labels.texts)} labels of {knowledge} are other tokens of this LM "
+                    f"({listed(wrong)}). Take an LM with the same tokenizer, or fit a map on this "
+                    "LM with `lincorr fit`."
                 )
 
     def check_domains(
@@ -219,17 +226,17 @@ class LinearMap:
         """
         for domain in domains:
             name, prompt = domain.knowledge.name, lm.lead_in + domain.knowledge.template
-            fitted = _get(self.templates, name, "knowledge")
-            if fitted != prompt:
+            labels = self.label_set(name)
+            if labels.template != prompt:
                 raise LinearMapError(
-                    f"the linear map was fitted with the {name} prompt {fitted!r}, this run has "
-                    f"{prompt!r}. Take the same knowledge files, prefix and chat template, or fit "
-                    "a map with these."
+                    f"the linear map was fitted with the {name} prompt {labels.template!r}, this "
+                    f"run has {prompt!r}. Take the same knowledge files, prefix and chat template, "
+                    "or fit a map with these."
                 )
-            if same_tokens and self.token_ids(name) != list(domain.token_ids):
+            if same_tokens and list(labels.token_ids) != list(domain.token_ids):
                 raise LinearMapError(
                     f"the linear map has other labels of {name} than this run: "
-                    f"{len(self.token_ids(name))} against {len(domain.token_ids)}. Fit it with the "
+                    f"{len(labels.token_ids)} against {len(domain.token_ids)}. Fit it with the "
                     "same knowledge files, or leave linear_map null."
                 )
 
@@ -238,27 +245,18 @@ class LinearMap:
 
         The folder is new, or holds a linear map, which stays until the new one is complete.
         """
-        tensors = {f"{pair}/weight": weight for pair, weight in self._weights.items()}
-        tensors |= {f"{pair}/bias": bias for pair, bias in self._biases.items()}
-        for name, ids in self._token_ids.items():
-            tensors[f"{name}/token_ids"] = torch.tensor(ids, dtype=torch.int64)
+        tensors, pairs = {}, {}
+        for pair, one in self._maps.items():
+            tensors[f"{pair}/weight"], tensors[f"{pair}/bias"] = one.weight, one.bias
+            pairs[pair] = {"ridge": one.ridge, "reference": one.reference}
+        for name, labels in self._knowledge.items():
+            tensors[f"{name}/token_ids"] = torch.tensor(labels.token_ids, dtype=torch.int64)
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
         config = {
             "format_version": stored.FORMAT_VERSION,
             "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
-            "pairs": {
-                pair: {"ridge": self.ridge[pair], "reference": self._references.get(pair, ())}
-                for pair in self.pairs
-            },
-            "knowledge": {
-                name: {
-                    "template": self.templates[name],
-                    "labels": texts,
-                    "token_ids": self._token_ids[name],
-                    "answers": self._answers.get(name, ()),
-                }
-                for name, texts in self._labels.items()
-            },
+            "pairs": pairs,
+            "knowledge": {name: labels.to_json() for name, labels in self._knowledge.items()},
             "versions": {"lincorr_lightning": __version__, **versions},
         }
         with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
@@ -279,21 +277,19 @@ class LinearMap:
         config = stored.read_config(folder)
         try:
             tensors = load_file(regular_file(folder / _TENSORS))
-            kinds, pairs = config["knowledge"], config["pairs"]
-            for entry in kinds.values():
-                "".join([*entry["labels"], entry["template"]])  # a TypeError if one is no text
-            linear_map = cls(
-                weights={pair: tensors[f"{pair}/weight"] for pair in pairs},
-                biases={pair: tensors[f"{pair}/bias"] for pair in pairs},
-                token_ids={name: tensors[f"{name}/token_ids"].tolist() for name in kinds},
-                labels={name: entry["labels"] for name, entry in kinds.items()},
-                templates={name: entry["template"] for name, entry in kinds.items()},
-                ridge={pair: entry["ridge"] for pair, entry in pairs.items()},
-                lm=config["lm"]["name_or_path"],
-                fingerprint=config["lm"]["fingerprint"],
-                answers={name: entry.get("answers", ()) for name, entry in kinds.items()},
-                references={pair: entry.get("reference", ()) for pair, entry in pairs.items()},
-            )
+            maps = {
+                pair: PairMap(
+                    tensors[f"{pair}/weight"],
+                    tensors[f"{pair}/bias"],
+                    float(entry["ridge"]),
+                    entry.get("reference", ()),
+                )
+                for pair, entry in config["pairs"].items()
+            }
+            entries = config["knowledge"].items()
+            knowledge = [LabelSet.from_json(name, entry) for name, entry in entries]
+            lm, fingerprint = config["lm"]["name_or_path"], config["lm"]["fingerprint"]
+            linear_map = cls(maps, knowledge, lm, fingerprint)
             if config[_CHECKSUM] != _checksum(folder / _TENSORS):
                 raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
         except _READING as error:

@@ -6,7 +6,7 @@ W pairs the labels whose rows of the LM's head are alike, whatever the LM has le
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from lincorr_lightning.functional import Moments, macro_mean, precision
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
-from lincorr_lightning.linear_map.layout import Pair
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -35,11 +35,17 @@ R_BASELINES = (
     "excess_over_random",
 )
 """Numbers of a pair that `random_words` gives."""
-# Some values of r, ``(n_values, ...)``, and the influence of subjects on their mean.
-_Sample = tuple[_FLOATS, _FLOATS]
 
 
-class LabelCount(NamedTuple):
+class _Sample(NamedTuple):
+    """Some values of r, and the influence of each subject on their mean."""
+
+    values: _FLOATS  # (n_values, ...)
+    influences: _FLOATS  # (n_subjects, ...)
+
+
+@dataclass(frozen=True)
+class LabelCount:
     """Mean label-wise r of maps from some source labels, and from as many random words."""
 
     pair: str
@@ -59,13 +65,20 @@ def random_words(
 ) -> tuple[Numbers, list[LabelCount]]:
     """Fit maps from and to random words after the same prompts, with the pairs' ridges or none.
 
-    Stored maps have no moments, and so no numbers. `test` has the moments of all held-out subjects;
-    with `rows`, the first columns of the joint rows of some, ``(n, n_kept)``, intervals cover
-    subjects, too. `n_compared` source labels are for ``excess_over_random_labels`` (with many, most
-    directions of the states are read whatever the labels are, and no r is special), `counts` others
-    for the curve. Returns fields of `PairScore` by pair, and r by the number of source labels.
+    Args:
+        fitted: Maps of the pairs; stored ones have no moments, and so no numbers.
+        test: Moments of all held-out subjects.
+        n_compared: Number of source labels for ``excess_over_random``: with many, most directions
+            of the states are read whatever the labels are, and no r is special.
+        counts: Other numbers of source labels, for the curve.
+        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``; with
+            them, intervals cover subjects, too.
+
+    Returns:
+        Fields of `PairScore` by pair, and r by the number of source labels.
     """
-    layout, numbers = fitted.layout, dict[Pair, Any]()
+    layout = fitted.layout
+    numbers: dict[Pair, dict[str, Any]] = {}
     curve: list[LabelCount] = []
     if fitted.moments is None or not layout.words:
         return numbers, curve
@@ -83,29 +96,19 @@ def random_words(
         for i, target in enumerate(layout.targets[source]):
             pair = source, target
             for n, drawn in r.items():
-                means = [one[:, i] for one, _ in drawn]
+                means = [one.values[:, i] for one in drawn]
                 spread = [number(float(f(one))) for one in means for f in (np.mean, np.std)]
                 curve.append(LabelCount("->".join(pair), n, *spread))
-            labels, words = ((each[:, i], of_rows[:, i]) for each, of_rows in r[compared])
-            excess, at_target = _difference(labels, words, test.n), at_targets[target]
-            from_words, of_map = _range(r[n_labels][1][0][:, i]), solver.mean_r(vocabulary[pair])
-            to_words = _range(_means(at_target[1][0], layout.sizes[target], rng))
+            labels, words = (_Sample(x.values[:, i], x.influences[:, i]) for x in r[compared])
+            to_words = _means(at_targets[target][1].values, layout.sizes[target], rng)
             numbers[pair] = {
-                "baselines": {
-                    "random_source_labels": from_words,
-                    "random_target_labels": to_words,
-                    "same_prompt_map": of_map,
-                },
-                "excess_over_random_labels": {
-                    **excess,
-                    "n_source_labels": compared,
-                    "draws": len(words[0]),
-                    "target": _difference(at_target[0], at_target[1], test.n),
-                },
-                "random_label_mean": from_words["mean"],
-                "random_target_label_mean": to_words["mean"],
-                "same_prompt_label_mean": of_map,
-                "excess_over_random": excess["mean"],
+                **_range("random_label", r[n_labels][1].values[:, i]),
+                **_range("random_target_label", to_words),
+                "same_prompt_label_mean": solver.mean_r(vocabulary[pair]),
+                **_difference("excess_over_random", labels, words, test.n),
+                "excess_over_random_labels": compared,
+                "excess_over_random_draws": len(words.values),
+                **_difference("excess_over_random_target", *at_targets[target], test.n),
             }
     return numbers, curve
 
@@ -115,39 +118,37 @@ def _r_of_draws(
 ) -> list[_Sample]:
     """Return r of maps from n labels of a source, and from n random words after its prompt.
 
-    Each has ``(n_draws, n_targets)``, means over the labels of each target.
+    Values are ``(n_draws, n_targets)``, means over the labels of each target.
     """
     assert fitted.moments is not None
-    layout, ridge = fitted.layout, solver.per_target_ridge(fitted.layout, source, fitted.ridges)
+    layout = fitted.layout
+    ridge = solver.per_target_ridge(layout, source, fitted.ridges)
     y = layout.target_columns(source)
     sides = []
     for pool in (layout.columns(source), layout.columns(source, "words")):
         drawn = []
         for _ in range(_DRAWS if n < len(pool) else 1):
             x = pool[torch.from_numpy(rng.permutation(len(pool))[:n])]
-            solution = _better(RidgeSolver(fitted.moments, x, y=y), ridge, test, x, y)
-            values = _r_and_influences(test, solution, x, y, rows)
+            squares = RidgeSolver(fitted.moments, x, y)
+            solution = _better(squares.solve(ridge), squares.solve(0.0), test, x, y)
+            values = _r_and_influences(solution, test, x, y, rows)
             parts = (part.nanmean(1) for _, part in solver.split_targets(layout, source, values))
             drawn.append(torch.stack(list(parts), 1))
         both = torch.stack(drawn)
-        sides.append((both[:, 0].numpy(), both[:, 1:].nanmean(0).numpy()))
+        sides.append(_Sample(both[:, 0].numpy(), both[:, 1:].nanmean(0).numpy()))
     return sides
 
 
-def _better(
-    one: RidgeSolver, ridge: float | Tensor, test: Moments, x: Tensor, y: Tensor, problem: str = "y"
-) -> Solution:
-    """Return the better of the maps with a pair's ridge and without, which words may need."""
-    ridged = one.solve(ridge, problem)
-    if not torch.as_tensor(ridge).any():
-        return ridged
-    plain = one.solve(0.0, problem)
-    r, r_plain = (solver.label_r(test, each.weight, x, y) for each in (ridged, plain))
-    return ridged._replace(weight=torch.where((r_plain > r)[:, None], plain.weight, ridged.weight))
+def _better(one: Solution, other: Solution, test: Moments, x: Tensor, y: Tensor) -> Solution:
+    """Return the better map of each label, as words may need another ridge than the pair."""
+    if one.weight.equal(other.weight):
+        return one
+    r, r_other = (solver.label_r(test, each.weight, x, y) for each in (one, other))
+    return one._replace(weight=torch.where((r_other > r)[:, None], other.weight, one.weight))
 
 
 def _r_and_influences(
-    test: Moments, solution: Solution, x: Tensor, y: Tensor, rows: Tensor
+    solution: Solution, test: Moments, x: Tensor, y: Tensor, rows: Tensor
 ) -> Tensor:
     """Return r of each label, and below it each row's influence, ``(1 + n_rows, n_target)``."""
     r = solver.label_r(test, solution.weight, x, y)
@@ -158,22 +159,37 @@ def _r_and_influences(
 
 def _r_at_targets(
     fitted: FittedMaps, test: Moments, source: str, rows: Tensor
-) -> dict[str, list[_Sample]]:
+) -> dict[str, tuple[_Sample, _Sample]]:
     """Return r of each label, and of each random word after each target's prompt.
 
     The maps are from the source's labels.
     """
     assert fitted.moments is not None
-    layout, own = fitted.layout, fitted.maps["y"][source]
+    layout = fitted.layout
     x, y = layout.problems[source]["y"]
     words = {target: layout.columns(target, "words") for target in layout.targets[source]}
-    to_words = RidgeSolver(fitted.moments, x, **words)
-    values, sides = _r_and_influences(test, own, x, y, rows), {}
-    for target, labels in solver.split_targets(layout, source, values):
-        one = _better(to_words, fitted.ridges[source, target], test, x, words[target], target)
-        both = labels, _r_and_influences(test, one, x, words[target], rows)
-        sides[target] = [(each[0].numpy(), each[1:].nanmean(1).numpy()) for each in both]
-    return sides
+    strengths = torch.tensor(
+        [fitted.ridges[source, target] for target in words], dtype=torch.float64
+    )
+    ridge = strengths.repeat_interleave(torch.tensor([len(columns) for columns in words.values()]))
+    squares = RidgeSolver(fitted.moments, x, list(words.values()))
+    maps = squares.solve(ridge), squares.solve(0.0)
+    of_labels = _r_and_influences(fitted.maps["y"][source], test, x, y, rows)
+    start, samples = 0, {}
+    for target, at_labels in solver.split_targets(layout, source, of_labels):
+        columns = words[target]
+        part = slice(start, start + len(columns))
+        start = part.stop
+        one, other = (Solution(w[part], mean_x, mean_y[part]) for w, mean_x, mean_y in maps)
+        solution = _better(one, other, test, x, columns)
+        at_words = _r_and_influences(solution, test, x, columns, rows)
+        samples[target] = _sample(at_labels), _sample(at_words)
+    return samples
+
+
+def _sample(r_and_influences: Tensor) -> _Sample:
+    r, influences = r_and_influences[0], r_and_influences[1:]
+    return _Sample(r.numpy(), influences.nanmean(1).numpy())
 
 
 def _means(values: _FLOATS, n: int, rng: np.random.Generator) -> _FLOATS:
@@ -181,12 +197,16 @@ def _means(values: _FLOATS, n: int, rng: np.random.Generator) -> _FLOATS:
     return torch.stack([one.nanmean() for one in drawn]).numpy()
 
 
-def _range(drawn: _FLOATS) -> dict[str, Any]:
-    ends = {"mean": drawn.mean(), "low": drawn.min(), "high": drawn.max()}
-    return {**{name: number(one) for name, one in ends.items()}, "draws": len(drawn)}
+def _range(name: str, drawn: _FLOATS) -> dict[str, Any]:
+    return {
+        f"{name}_mean": number(drawn.mean()),
+        f"{name}_low": number(drawn.min()),
+        f"{name}_high": number(drawn.max()),
+        f"{name}_draws": len(drawn),
+    }
 
 
-def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float | None]:
+def _difference(name: str, a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float | None]:
     """Return the difference between two means of r, and its 95 % interval.
 
     Labels or words are one sample, and held-out subjects, the same ones for each of them, another:
@@ -194,17 +214,19 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float |
     subjects, which is the spread of their influences on the difference (the infinitesimal
     jackknife). Degrees of freedom are Satterthwaite's. Fitted subjects are taken as they are.
     """
-    values = [each[~np.isnan(each)] for each, _ in (a, b)]
+    names = (name, f"{name}_low", f"{name}_high")
+    values = [each.values[~np.isnan(each.values)] for each in (a, b)]
     if not all(map(len, values)):
-        return dict.fromkeys(("mean", "low", "high"))
+        return dict.fromkeys(names)
     mean = float(values[0].mean() - values[1].mean())
-    samples = [*((each, len(each)) for each in values), (a[1] - b[1], float(n_subjects))]
+    influences = a.influences - b.influences
+    samples = [*((each, len(each)) for each in values), (influences, float(n_subjects))]
     # A side that was not drawn has no spread.
     parts = [(one.var(ddof=1) / n, len(one) - 1) for one, n in samples if len(one) > 1]
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else 1.0
     half = float(stdtrit(freedom, 0.975)) * variance**0.5
-    return {"mean": number(mean), "low": number(mean - half), "high": number(mean + half)}
+    return dict(zip(names, map(number, (mean, mean - half, mean + half)), strict=True))
 
 
 def vocabulary_baselines(
@@ -222,59 +244,60 @@ def vocabulary_baselines(
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     layout, weights = fitted.layout, fitted.weights()
-    names = {"same_prompt": "same_prompt", "gaussian_states": "vocabulary"}
-    nulls = {name: fitted.weights(null) for name, null in names.items() if null in fitted.maps}
-    for score in scores if layout.words else ():
-        pair = score.pair
-        weight, others = weights[pair].cpu(), {k: v[pair].cpu() for k, v in nulls.items()}
-        reference, numbers[pair] = layout.references.get(pair), {}
-        right = None if reference is None else torch.from_numpy(reference)
-        if "gaussian_states" in others:
-            rest = weight - others["gaussian_states"]
-            hits = None if right is None else precision.is_hit(rest, right)[0].double().mean()
-            numbers[pair]["decomposition"] = {
-                "cosine": number(weight_cosine(weight, others["gaussian_states"])),
-                "norm_share": number(float(rest.norm() / weight.norm())),
-                "hit_1": None if hits is None else number(float(hits)),
-            }
-        if right is None or score.precision is None:
+    same_prompt, vocabulary = fitted.weights("same_prompt"), fitted.weights("vocabulary")
+    for pair in [one.ends for one in scores] if layout.words else ():
+        weight, w0 = weights[pair].cpu(), vocabulary[pair].cpu()
+        numbers[pair] = {
+            "cosine_same_prompt": number(weight_cosine(weight, w0)),
+            "rest_norm_share": number(float((weight - w0).norm() / weight.norm())),
+        }
+        reference = layout.references.get(pair)
+        if reference is None or not reference.any():
             continue
-        order = right.sum(1).argsort(descending=True, stable=True).argsort()
-        others["constant"] = -order[:, None].double().expand_as(weight)
-        if head_rows is not None:
-            source, target = (head_rows[layout.columns(name)] for name in pair)
-            others["unembedding"] = precision.neighbor_weights(source, target)
-        numbers[pair] |= _hits(weight, others, right, score.precision)
+        right = torch.from_numpy(reference)
+        rest = precision.is_hit(weight - w0, right)[0].double().mean()
+        rank = right.sum(1).argsort(descending=True, stable=True).argsort()
+        # Weights like W, by name of their fields; to add a baseline, add its weights here.
+        pairings = {
+            "same_prompt": same_prompt.get(pair),
+            "gaussian_states": w0,
+            "constant": -rank[:, None].double().expand_as(weight),
+            "unembedding": _unembedding(layout, pair, head_rows),
+        }
+        known = {name: other.cpu() for name, other in pairings.items() if other is not None}
+        numbers[pair] |= {"rest_hit_1": float(rest), **_hits(weight, known, right)}
     return numbers
 
 
-def _hits(
-    weight: Tensor, others: Mapping[str, Tensor], right: Tensor, rates: Mapping[str, Any]
-) -> dict[str, Any]:
-    own, groups = precision.is_hit(weight, right).double(), precision.reference_groups(right)
-    hits = {name: precision.is_hit(other, right)[0].double() for name, other in others.items()}
-    baselines = {
-        name: {"1": float(one.mean()), "macro_1": macro_mean(one.tolist(), groups)}
-        for name, one in hits.items()
+def _unembedding(layout: JointLayout, pair: Pair, head_rows: Tensor | None) -> Tensor | None:
+    if head_rows is None:
+        return None
+    source, target = (head_rows[layout.columns(name)] for name in pair)
+    return precision.neighbor_weights(source, target)
+
+
+def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
+    """Return macro Hit@N of W, Hit@1 of the baselines, and that of W above the best of them."""
+    groups = precision.reference_groups(right)
+    of_w = precision.is_hit(weight, right).double()
+    macro = [macro_mean(each, groups) for each in of_w.tolist()]
+    numbers: dict[str, Any] = {
+        f"macro_{n}": m for n, m in zip(precision.HIT_RANKS, macro, strict=True)
     }
-    best = max(baselines, key=lambda name: baselines[name]["1"])
-    difference = own[0] - hits[best]
+    hits = {name: precision.is_hit(other, right)[0].double() for name, other in others.items()}
+    for name, each in hits.items():
+        numbers[f"{name}_1"] = float(each.mean())
+        numbers[f"{name}_macro_1"] = macro_mean(each.tolist(), groups)
+    best = max(hits, key=lambda name: float(hits[name].mean()))
+    difference = of_w[0] - hits[best]
     low, high = bootstrap_interval(difference)
-    by_rank = zip(precision.HIT_RANKS, own.tolist(), strict=True)
-    macro = {str(n): macro_mean(each, groups) for n, each in by_rank}
-    return {
-        "precision": {
-            **rates,
-            "macro": {**macro, "n_references": len(set(groups))},
-            "baselines": baselines,
-        },
-        "excess_over_unembedding": {
-            "mean": float(difference.mean()),
-            "low": low,
-            "high": high,
-            "baseline": best,
-        },
-        "best_baseline_1": baselines[best]["1"],
+    return numbers | {
+        "n_references": len(set(groups)),
+        "best_baseline": best,
+        "best_baseline_1": numbers[f"{best}_1"],
+        "excess_over_unembedding": float(difference.mean()),
+        "excess_over_unembedding_low": low,
+        "excess_over_unembedding_high": high,
     }
 
 

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import SubjectsError, require
 from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.functional.least_squares import strongest_within
 from lincorr_lightning.io import regular_file
@@ -35,6 +35,7 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 Ridge = float | Literal["auto"]
 """Penalty on ``|W|^2``: 0 is the paper's map; ``auto`` chooses a strength for each pair."""
 
+TOLERANCE = 0.02  #: What ``auto`` may cost in mean label-wise r.
 _JUDGE_EVERY = 5
 _MIN_FITTED = 10  # subjects that must remain to fit a map on
 
@@ -44,40 +45,26 @@ class RidgeRequest:
     """What the user asks for as ridge. The strengths that follow from it are in `FittedMaps`.
 
     Args:
-        ridge: A strength for all pairs, or ``auto``: for each pair the strongest of the grid whose
-            mean label-wise r stays within the tolerance of the best, judged on every fifth subject
-            by maps that are fitted on the others. The map itself is fitted on all.
-        grid: Increasing strengths; None takes 0 and half decades from 0.1 to 1e6.
-        tolerance: What ``auto`` may cost in mean label-wise r.
-        owner: Beginning of the settings' names in messages, as in ``model.ridge``.
+        ridge: A strength for all pairs, or ``auto``: for each pair the strongest of `HALF_DECADES`
+            whose mean label-wise r stays within ``TOLERANCE`` of the best, judged on every fifth
+            subject by maps that are fitted on the others. The map itself is fitted on all.
+        owner: Beginning of the setting's name in messages, as in ``model.ridge``.
 
     Raises:
-        ConfigError: A strength is negative, or the grid is empty or does not increase.
+        ConfigError: The strength is negative.
     """
 
     ridge: Ridge = "auto"
-    grid: Sequence[float] | None = None
-    tolerance: float = 0.02
     owner: str = "model"
 
     def __post_init__(self) -> None:
-        if self.ridge != "auto":
+        if not isinstance(self.ridge, str):
             require(f"{self.owner}.ridge", self.ridge, at_least=0)
-        require(f"{self.owner}.ridge_tolerance", self.tolerance, at_least=0)
-        if self.grid is not None:
-            require(f"{self.owner}.ridge_grid", min(self.grid, default=0), at_least=0)
-            if not self.grid or sorted(set(self.grid)) != list(self.grid):
-                raise ConfigError(f"{self.owner}.ridge_grid must be increasing numbers.")
 
     @property
     def is_auto(self) -> bool:
         """Whether strengths are chosen."""
         return self.ridge == "auto"
-
-    @property
-    def strengths(self) -> tuple[float, ...]:
-        """The grid's strengths."""
-        return tuple(HALF_DECADES if self.grid is None else self.grid)
 
 
 class FitMoments(NamedTuple):
@@ -101,47 +88,23 @@ def split_rows(rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
 
 def fit_maps(moments: FitMoments, layout: JointLayout, request: RidgeRequest) -> FittedMaps:
     """Fit W and b of all pairs of a layout, and of their nulls, from the moments of its rows."""
-    if isinstance(request.ridge, str):
-        assert moments.trying is not None and moments.judging is not None
-        strengths = choose_ridges(
-            moments.trying, moments.judging, layout, request.strengths, request.tolerance
-        )
-    else:
-        strengths = dict.fromkeys(layout.pairs, float(request.ridge))
-    return fit_layout(moments.every, layout, strengths)
+    if not isinstance(request.ridge, str):
+        return fit_layout(moments.every, layout, request.ridge)
+    assert moments.trying is not None and moments.judging is not None
+    return fit_layout(moments.every, layout, choose_ridges(moments.trying, moments.judging, layout))
 
 
-def choose_ridges(
-    trying: Moments, judging: Moments, layout: JointLayout, grid: Sequence[float], tolerance: float
-) -> dict[Pair, float]:
-    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best."""
+def choose_ridges(trying: Moments, judging: Moments, layout: JointLayout) -> dict[Pair, float]:
+    """Return the strongest ridge of each pair whose r stays within ``TOLERANCE`` of the best."""
     chosen = {}
     for source in layout.sources:
-        x = layout.columns(source)
-        y = layout.target_columns(source)
-        solver = RidgeSolver(trying, x, y=y)
-        scores = [label_r(judging, solver.solve(ridge).weight, x, y).cpu() for ridge in grid]
-        for target, r in split_targets(layout, source, torch.stack(scores)):
-            means = r.double().nanmean(1)  # as `summarize` does, for all strengths at once
-            chosen[source, target] = grid[strongest_within(means.tolist(), tolerance)]
+        x, y = layout.problems[source]["y"]
+        solver = RidgeSolver(trying, x, y)
+        scores = [label_r(judging, solver.solve(ridge).weight, x, y) for ridge in HALF_DECADES]
+        for target, r in split_targets(layout, source, torch.stack(scores).cpu()):
+            means = r.nanmean(1).tolist()
+            chosen[source, target] = HALF_DECADES[strongest_within(means, TOLERANCE)]
     return chosen
-
-
-def fit_on_subjects(
-    lm: LanguageModel,
-    layout: JointLayout,
-    subjects: Sequence[str],
-    request: RidgeRequest | None = None,
-    reader: RowReader | None = None,
-) -> FittedMaps:
-    """Read the joint rows of some subjects, and fit the maps of a layout on them.
-
-    The LM reads each prompt once; the `reader` keeps the rows that others have read.
-    """
-    request = request or RidgeRequest()
-    rows = (reader or RowReader(lm)).read(layout, subjects)
-    parts = [moments_of(part) for part in split_rows(rows)] if request.is_auto else [None, None]
-    return fit_maps(FitMoments(moments_of(rows), *parts), layout, request)
 
 
 def fit_linear_map(
@@ -153,13 +116,13 @@ def fit_linear_map(
 ) -> LinearMap:
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects (paper, section 3.2).
 
-    The map is that of ``lincorr fit`` on the same subjects. For the ridge see `RidgeRequest`, for
-    the reader `fit_on_subjects`.
+    The map is that of ``lincorr fit`` on the same subjects. For the ridge see `RidgeRequest`. The
+    LM reads each prompt once; the `reader` keeps the rows that others have read.
     """
-    layout = JointLayout.of_relation(relation)
-    if relation.has_reference:
-        layout.references[layout.pairs[0]] = relation.reference_mask
-    return LinearMap.of(fit_on_subjects(lm, layout, subjects, RidgeRequest(ridge), reader), lm)
+    request, layout = RidgeRequest(ridge), JointLayout.of_relation(relation)
+    rows = (reader or RowReader(lm)).read(layout, subjects)
+    parts = [moments_of(part) for part in split_rows(rows)] if request.is_auto else []
+    return LinearMap.of(fit_maps(FitMoments(moments_of(rows), *parts), layout, request), lm)
 
 
 def sample_fitted_subjects(

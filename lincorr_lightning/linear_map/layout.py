@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NamedTuple, Self, TypeVar
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ _CHUNK = 256  # subjects that are read between two steps of a progress bar
 _DRAWS_AT_ONCE = 5  # at least, of as many random words as are compared with labels
 _WORDS_SEED = 1
 
-T = TypeVar("T")
-
 Pair = tuple[str, str]  #: Names of a source and a target.
+
+Wordings = Literal["first", "templates", "paraphrases"]
 
 Read = tuple[str, tuple[int, ...]]  #: A template, and the tokens to read after its prompts.
 
@@ -38,14 +38,14 @@ class View(NamedTuple):
     """What is read after one prompt; its columns lie side by side.
 
     Attributes:
-        kind: ``labels`` of a kind of knowledge after its own prompt; ``control``: the labels of a
-            group after the control prompt; ``words``: random words after its prompt; ``targets``:
+        kind: ``labels`` of a kind of knowledge after its own prompt; ``control``: those of all
+            sources after the control prompt; ``words``: random words after its prompt; ``targets``:
             the labels of its targets after its prompt.
-        name: Name of the kind of knowledge whose prompt is read; of ``control``, the group's first.
+        name: Name of the kind of knowledge whose prompt is read; empty for ``control``.
     """
 
     kind: str
-    name: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class JointLayout:
     domains: dict[str, Domain]
     pairs: tuple[Pair, ...]
     control: str | None = None
-    references: dict[Pair, np.ndarray | None] = field(default_factory=dict)
+    references: Mapping[Pair, np.ndarray | None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     permuted: bool = False
     words: dict[str, list[int]] = field(default_factory=dict)
@@ -82,7 +82,8 @@ class JointLayout:
         """Return the layout of one relation's source and target."""
         source, target = relation.source, relation.target
         pair = source.knowledge.name, target.knowledge.name
-        return cls(dict(zip(pair, (source, target), strict=True)), (pair,))
+        references = {pair: relation.reference_mask} if relation.has_reference else {}
+        return cls({pair[0]: source, pair[1]: target}, (pair,), references=references)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -100,14 +101,14 @@ class JointLayout:
     def views(self) -> dict[View, list[int]]:
         """Tokens of each view, in the order of the columns."""
         views = {View("labels", name): one.token_ids for name, one in self.domains.items()}
-        # The map from the control prompt to itself needs the targets' labels, too.
-        read = {name for pair in self.pairs for name in pair[: 2 if self.words else 1]}
-        for first, *rest in self.groups if self.control is not None else ():
-            if tokens := self._tokens(name for name in (first, *rest) if name in read):
-                views[View("control", first)] = tokens
+        if self.control is not None:
+            # The map from the control prompt to itself needs the targets' labels, too.
+            read = {name for pair in self.pairs for name in pair[: 2 if self.words else 1]}
+            views[View("control")] = self._tokens(name for name in self.domains if name in read)
         views |= {View("words", name): tokens for name, tokens in self.words.items()}
-        for source in self.sources if self.words else ():
-            views[View("targets", source)] = self._tokens(self.targets[source])
+        if self.words:
+            for source, targets in self.targets.items():
+                views[View("targets", source)] = self._tokens(targets)
         return views
 
     def _tokens(self, names: Iterable[str]) -> list[int]:
@@ -120,17 +121,6 @@ class JointLayout:
         return [name for name in self.domains if stem(name) in self.partial_out]
 
     @cached_property
-    def groups(self) -> list[list[str]]:
-        """All names in their order, in groups that are never compared with one another."""
-        names = list(self.domains)
-        reach = list(range(len(names)))  # furthest that each is compared with
-        for pair in self.pairs:
-            first, *_, last = sorted(names.index(name) for name in (*pair, *self.removed))
-            reach[first] = max(reach[first], last)
-        ends = [i + 1 for i, last in enumerate(accumulate(reach, max)) if last == i]
-        return [names[slice(*span)] for span in pairwise([0, *ends])]
-
-    @cached_property
     def _spans(self) -> dict[View, slice]:
         ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
@@ -139,14 +129,12 @@ class JointLayout:
     def reads(self) -> list[Read]:
         """Template and tokens of each view, in the order of the columns."""
         prompts = {name: one.knowledge.template for name, one in self.domains.items()}
-        return [
-            (str(self.control) if view.kind == "control" else prompts[view.name], tuple(tokens))
-            for view, tokens in self.views.items()
-        ]
+        prompts[""] = str(self.control)
+        return [(prompts[view.name], tuple(tokens)) for view, tokens in self.views.items()]
 
     @property
     def n_labels(self) -> int:
-        """Number of columns that belong to kinds of knowledge."""
+        """Number of the first columns, which belong to kinds of knowledge."""
         return sum(self.sizes.values())
 
     @property
@@ -166,20 +154,17 @@ class JointLayout:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of the joint scatter that maps and nulls need; first, the labels of groups."""
-        own, nulls = list[Block](), list[Block]()
-        for names in self.groups:
-            ends = [self._spans[View("labels", name)] for name in names]
-            labels = slice(ends[0].start, ends[-1].stop)
-            own.append((labels, labels))
-            if self.permuted:
-                nulls.append((labels, slice(self.n_read + labels.start, self.n_read + labels.stop)))
-            for view, span in self._spans.items():
-                if view.name in names and view.kind == "targets":
-                    nulls.append((self._spans[View("labels", view.name)], span))
-                elif view.name in names and view.kind != "labels":
-                    nulls += [(labels, span), (span, span)]
-        return own + nulls
+        """The blocks of the joint scatter that maps and nulls need, first that of the labels."""
+        labels = slice(0, self.n_labels)
+        blocks: list[Block] = [(labels, labels)]
+        if self.permuted:
+            blocks.append((labels, slice(self.n_read, self.n_columns)))
+        for view, span in self._spans.items():
+            if view.kind == "targets":
+                blocks.append((self._spans[View("labels", view.name)], span))
+            elif view.kind != "labels":
+                blocks += [(labels, span), (span, span)]
+        return blocks
 
     @property
     def sources(self) -> list[str]:
@@ -197,8 +182,7 @@ class JointLayout:
 
     def control_columns(self, *names: str) -> Tensor:
         """Return the columns of the labels of some kinds of knowledge after the control prompt."""
-        first = next(group[0] for group in self.groups if names[0] in group)
-        return self._find(View("control", first), names)
+        return self._find(View("control"), names)
 
     @cached_property
     def problems(self) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
@@ -301,7 +285,8 @@ class RowReader:
 def build_layout(
     tokenizer: PreTrainedTokenizerBase,
     catalogue: Catalogue,
-    knowledge: Sequence[str],
+    *,
+    knowledge: Sequence[str] = (),
     pairs: Sequence[str] | None = None,
     require_reference: Sequence[str] = (),
     control: str | None = None,
@@ -309,48 +294,91 @@ def build_layout(
     subwords: bool = False,
     permuted: bool = False,
     n_random: int = 0,
-    paraphrases: bool | None = None,
+    wordings: Wordings = "first",
 ) -> JointLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
     If no `pairs` such as ``city->country`` are named, they are all ordered ones of `knowledge`,
     names or families. Pairs of `require_reference` must have one; what is in `partial_out` is read
     too. With `subwords`, beginnings of words are labels; `n_random` labels are compared with as
-    many random words (0 reads none). `paraphrases` says whether these are read, None that one
-    wording of each prompt is. For `control` and `permuted` see `JointLayout`.
+    many random words (0 reads none). `wordings` are the prompts of each kind of knowledge: the
+    first alone, all templates, or also the paraphrases. For the others see `JointLayout`.
+
+    Raises:
+        ConfigError: There are fewer than two kinds of knowledge, a pair of `require_reference` is
+            not fitted, or there are no paraphrases.
+        KnowledgeError: A name is unknown, or a pair of `require_reference` has no reference.
+        DomainError: A kind of knowledge that is named has no label.
     """
     relations = [catalogue.relation(pair) for pair in pairs or ()]
-    sides = [side for relation in relations for side in (relation.source, relation.target)]
-    selected = {k.name: k for k in (catalogue.select(knowledge) if pairs is None else sides)}
-    by_name = set(knowledge if pairs is None else selected)
-    left_out: dict[str, str] = {}
-    domains = _domains(selected.values(), tokenizer, by_name, subwords, left_out)
+    sides = [side for each in relations for side in (each.source, each.target)]
+    selected = catalogue.select(knowledge) if pairs is None else sides
+    named = {*knowledge} if pairs is None else {side.name for side in sides}
+    keep = tuple(kinds.Completeness) if subwords else kinds.WHOLE_WORDS
+    domains, left_out = _find_domains(selected, named, tokenizer, keep)
     if len(domains) < 2:
         raise ConfigError(
             f"a probe needs two kinds of knowledge or more; model.knowledge gives {list(domains)}. "
             "Name more, or a family such as 'attribute'."
         )
-    chosen = [(s, t) for s in domains for t in domains if s != t]
-    if pairs is not None:
-        chosen = list(dict.fromkeys((r.source.name, r.target.name) for r in relations))
-    others = [catalogue[name] for name in dict.fromkeys(partial_out) if name not in domains]
-    domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
+    chosen = [(each.source.name, each.target.name) for each in relations]
+    if pairs is None:
+        chosen = [(s, t) for s in domains for t in domains if s != t]
+    others = [catalogue[name] for name in partial_out if name not in domains]
+    domains |= _find_domains(others, {*partial_out}, tokenizer, keep)[0]
     references: dict[Pair, np.ndarray | None] = {}
-    for source, target in chosen:
+    for source, target in dict.fromkeys(chosen):
         relation = catalogue.relation(f"{source}->{target}")
         matrix = reference_matrix(relation, domains[source], domains[target])
         references[source, target] = matrix if matrix.any() else None
     for name in require_reference:
         _check_reference(catalogue.relation(name), references)
-    in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
-    words = random_word_tokens(tokenizer, in_pairs, n_random)
-    found = domains, tuple(chosen), control or None, references, left_out, permuted, words
-    layout = JointLayout(*found, partial_out=tuple(partial_out))
-    return layout if paraphrases is None else _with_wordings(layout, tokenizer, paraphrases)
+    in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in references)}
+    layout = JointLayout(
+        domains=domains,
+        pairs=tuple(references),
+        control=control or None,
+        references=references,
+        left_out=left_out,
+        permuted=permuted,
+        words=random_word_tokens(tokenizer, in_pairs, n_random),
+        partial_out=tuple(partial_out),
+    )
+    return layout if wordings == "first" else _with_wordings(layout, tokenizer, wordings)
+
+
+def _find_domains(
+    selected: Iterable[Knowledge],
+    named: Collection[str],
+    tokenizer: PreTrainedTokenizerBase,
+    keep: Collection[kinds.Completeness],
+) -> tuple[dict[str, Domain], dict[str, str]]:
+    """Return domains, and why the LM has too few words for other kinds of knowledge.
+
+    One that is `named` must have labels, and then stays in spite of unknown words in its prompt.
+    """
+    domains: dict[str, Domain] = {}
+    left_out: dict[str, str] = {}
+    for knowledge in selected:
+        name, reason = knowledge.name, ""
+        if unknown := unknown_words(knowledge, tokenizer):
+            reason = f"the LM does not know these words of its prompt: {', '.join(unknown)}"
+        if name in named or not reason:
+            try:
+                domains[name] = build_domain(knowledge, tokenizer, keep)
+            except DomainError as error:
+                if name in named:
+                    raise
+                reason = str(error)
+        if name not in domains:
+            left_out[name] = reason
+        if reason:
+            _log.warning("%s%s: %s", name, " is left out" if name in left_out else "", reason)
+    return domains, left_out
 
 
 def _with_wordings(
-    layout: JointLayout, tokenizer: PreTrainedTokenizerBase, paraphrases: bool
+    layout: JointLayout, tokenizer: PreTrainedTokenizerBase, wordings: Wordings
 ) -> JointLayout:
     """Return the layout with the other wordings of each prompt, and with pairs of them.
 
@@ -362,7 +390,10 @@ def _with_wordings(
     names = {name: [name] for name in domains}
     for name, domain in layout.domains.items():
         knowledge = domain.knowledge
-        for prompt in (*knowledge.more_templates, *(knowledge.paraphrases if paraphrases else ())):
+        prompts = list(knowledge.more_templates)
+        if wordings == "paraphrases":
+            prompts += knowledge.paraphrases
+        for prompt in prompts:
             # No name that a file gives has a space, see `stem`.
             other = replace(knowledge, name=f"{name} ({len(names[name]) + 1})", template=prompt)
             if unknown := unknown_words(other, tokenizer):
@@ -374,7 +405,7 @@ def _with_wordings(
                 names[name].append(other.name)
                 continue
             _log.warning("%s: %r is left out: %s", name, prompt, left_out[prompt])
-    if paraphrases and len(domains) == len(names):
+    if wordings == "paraphrases" and len(domains) == len(names):
         raise ConfigError(
             f"model.paraphrases is true, but {', '.join(names)} have none whose words this LM "
             "knows. Add some in a file of model.knowledge_files, or set it to false."
@@ -385,13 +416,12 @@ def _with_wordings(
         for i in range(max(len(source), len(target))):
             one = source[i % len(source)], target[i % len(target)]
             references[one] = layout.references.get(pair)
-    words = {other: own for name, own in layout.words.items() for other in names[name]}
     return replace(
         layout,
         domains=domains,
         pairs=tuple(references),
         references=references,
-        words=words,
+        words={other: layout.words[name] for name in layout.words for other in names[name]},
         left_out=left_out,
     )
 
@@ -431,47 +461,16 @@ def random_word_tokens(
     return words
 
 
-def _domains(
-    selected: Iterable[Knowledge],
-    tokenizer: PreTrainedTokenizerBase,
-    by_name: Collection[str],
-    subwords: bool,
-    left_out: dict[str, str],
-) -> dict[str, Domain]:
-    """Return the domain of each kind of knowledge; note in `left_out` which have none, and why."""
-    domains = {}
-    keep = tuple(kinds.Completeness) if subwords else kinds.WHOLE_WORDS
-    for knowledge in selected:
-        named, reason = knowledge.name in by_name, ""
-        if unknown := unknown_words(knowledge, tokenizer):
-            reason = f"the LM does not know these words of its prompt: {', '.join(unknown)}"
-        if named or not reason:
-            try:
-                domains[knowledge.name] = build_domain(knowledge, tokenizer, keep)
-            except DomainError as error:
-                if named:
-                    raise
-                reason = str(error)
-        if reason:
-            _log.warning("%s%s: %s", knowledge.name, "" if named else " is left out", reason)
-            if not named:
-                left_out[knowledge.name] = reason
-    return domains
-
-
 def _check_reference(relation: kinds.Relation, references: Mapping[Pair, object]) -> None:
-    name, source, target = relation.name, relation.source.name, relation.target.name
+    source, target = relation.source.name, relation.target.name
     if (source, target) not in references:
         raise ConfigError(
-            f"model.require_reference names {name}, which this run does not fit. Add it to "
-            "model.pairs, or both sides to model.knowledge; or set model.require_reference to []."
+            f"model.require_reference names {relation.name}, which this run does not fit. Add it "
+            "to model.pairs, or both sides to model.knowledge; or leave it out."
         )
     if references[source, target] is None:
-        known = f"no {target} is known for any {source}"
-        are_of_files = all("objects of" in one.kind for one in (relation.source, relation.target))
-        if are_of_files and relation.reference is None:
-            known = f"the relation files of {source} and {target} share no subject"
         raise KnowledgeError(
-            f"model.require_reference names {name}, which has no reference: {known}. "
-            "Add the facts to a file of model.knowledge_files, or leave it out."
+            f"model.require_reference names {relation.name}, which has no reference: no {target} "
+            f"is known for any {source}. Add facts to a file of model.knowledge_files, or leave it "
+            "out."
         )

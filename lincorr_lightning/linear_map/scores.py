@@ -4,7 +4,7 @@ To add a number: a field of `PairScore`, and a function that returns it by pair 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,129 +13,191 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.functional import Moments, hit_rates, random_hit_rates, summarize
+from lincorr_lightning.functional.precision import HitRates
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import Pair, wordings_of
 from lincorr_lightning.linear_map.solver import FittedMaps, mean_r
 from lincorr_lightning.progress import progress
 
-_NESTED = (
-    "precision",
-    "completeness",
-    "baselines",
-    "excess_over_random_labels",
-    "excess_over_unembedding",
-    "decomposition",
-    "templates",
-)
-_BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
-# Columns of tables, and where they lie in an entry of ``results.json``.
-_COLUMNS = {
-    "excess_over_random_low": ("excess_over_random_labels", "low"),
-    "excess_over_random_high": ("excess_over_random_labels", "high"),
-    "excess_over_random_target": ("excess_over_random_labels", "target", "mean"),
-    "macro_1": ("precision", "macro", "1"),
-    **{f"{name}_1": ("precision", "baselines", name, "1") for name in _BASELINES},
-    **{f"{name}_macro_1": ("precision", "baselines", name, "macro_1") for name in _BASELINES},
-    "excess_over_unembedding": ("excess_over_unembedding", "mean"),
-    "excess_over_unembedding_low": ("excess_over_unembedding", "low"),
-    "excess_over_unembedding_high": ("excess_over_unembedding", "high"),
-    "cosine_same_prompt": ("decomposition", "cosine"),
-    "rest_hit_1": ("decomposition", "hit_1"),
-}
-# Numbers of a row whose spread over wordings is reported.
-_SPREAD = (
-    "label_mean",
-    "excess",
-    "excess_over_random",
-    "influenced_1",
-    "macro_1",
-    "best_baseline_1",
-    "excess_over_unembedding",
-)
-_WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
+_WAYS = ("influenced", "influencing")
+_NO_NUMBER = {"is_number": False}  # of fields that are no column of a table
 
+Number = float | None  #: A score; None where it is not known.
 Numbers = Mapping[Pair, Mapping[str, Any]]  #: Fields of `PairScore` by pair.
 
 
-def pair_number(
+def score(
+    *paths: str,
     heading: str = "",
     format: str = "",
     matrix: str = "",
-    shows: str = "",
+    caption: str = "",
     unit: str = "Pearson r",
     is_signed: bool = True,
-    logged: bool = False,
+    logged: int = 0,
+    has_spread: bool = False,
 ) -> Any:
-    """Declare a number of a pair, None by default: a field of a record, in all of its forms.
+    """Declare a number of a pair in all of its forms: a field of a record, None by default.
 
-    Heading and format are those of `table.column`; a field with a format is a column of the
-    headline table. `matrix` names a matrix over all pairs, the table and figure
-    ``<matrix>_matrix``, with what it `shows` as caption. Its colours mean the `unit`: from -1 to 1
-    if it `is_signed`, else from 0 to the highest value. Loggers get a number that is `logged`.
+    Args:
+        paths: Its keys in the pair's entry of ``results.json``, by default the field's name; a dot
+            leads into a group, as in ``precision.macro.1``.
+        heading: Heading of its column.
+        format: Format of its cells, such as ``.2f``; the headline table has numbers with a format.
+        matrix: Name of a matrix over all pairs, the table and figure ``<matrix>_matrix``.
+        caption: What the matrix shows.
+        unit: Meaning of the matrix's colours.
+        is_signed: Whether they go from -highest to highest, and not from 0.
+        logged: 1 if loggers get it first, which may show some dozens, 2 if later, 0 if not.
+        has_spread: Whether its spread over wordings is reported.
     """
     metadata = {
         "heading": heading,
         "format": format,
         "matrix": matrix,
-        "caption": shows,
+        "caption": caption,
         "unit": unit,
         "is_signed": is_signed,
         "logged": logged,
+        "has_spread": has_spread,
     }
-    return field(default=None, metadata=metadata)
+    return field(default=None, metadata=metadata | ({"paths": paths} if paths else {}))
+
+
+def fields_with(record: type[Any], kind: str) -> list[str]:
+    """Return the names of a record's fields whose metadata say something of a kind."""
+    return [one.name for one in fields(record) if one.metadata.get(kind)]
 
 
 @dataclass(frozen=True)
 class PairScore:
     """Scores of one pair on held-out subjects; what is not known is None.
 
-    The first are means over target labels of the label-wise r: of the map, of one fitted on
-    permuted targets, and of one from the control prompt.
+    R is the label-wise r, as a mean over the target labels that vary. An interval (low, high) is
+    that of 95 %.
     """
 
     source: str
     target: str
-    label_mean: float | None = pair_number(
-        "r", ".2f", matrix="correlation", shows="Label-wise correlation", logged=True
+    label_mean: float | None = score(
+        heading="r",
+        format=".2f",
+        matrix="correlation",
+        caption="Label-wise correlation",
+        logged=1,
+        has_spread=True,
     )
-    label_std: float | None = pair_number(
+    label_std: float | None = score(
         matrix="std",
-        shows="Standard deviation of label-wise r over labels",
+        caption="Standard deviation of label-wise r over labels",
         unit="standard deviation of r",
         is_signed=False,
     )
-    instance_mean: float | None = pair_number(
-        matrix="instance", shows="Instance-wise correlation", logged=True
+    instance_mean: float | None = score(
+        matrix="instance", caption="Instance-wise correlation", logged=2
     )
-    permuted_label_mean: float | None = pair_number(
-        matrix="permuted",
-        shows="Label-wise correlation, permuted targets",
-        logged=True,
+    permuted_label_mean: float | None = score(logged=2)
+    """R of a map that is fitted on permuted targets."""
+    control_label_mean: float | None = score(heading="r, control prompt", format=".2f", logged=2)
+    """R of a map from the source's labels after the control prompt."""
+    excess: float | None = score(
+        heading="r above the control", format=".2f", logged=2, has_spread=True
     )
-    control_label_mean: float | None = pair_number(
-        "r, control prompt",
-        ".2f",
-        matrix="control",
-        shows="Label-wise correlation, control prompt",
-        logged=True,
-    )
-    excess: float | None = pair_number("r above the control", ".2f", logged=True)
     """`label_mean` minus `control_label_mean`."""
-    random_label_mean: float | None = pair_number("r, random words", ".2f", logged=True)
-    """R of maps from as many random words as there are source labels."""
-    random_target_label_mean: float | None = None  #: R of maps to as many random words.
-    same_prompt_label_mean: float | None = None  #: R of W₀, the map of the vocabulary.
-    excess_over_random: float | None = pair_number(
-        "r above random words",
-        ".2f",
-        matrix="random_words",
-        shows="Label-wise correlation above that of random words",
-        unit="difference of r",
-        logged=True,
+    random_label_mean: float | None = score(
+        "random_label_mean",
+        "baselines.random_source_labels.mean",
+        heading="r, random words",
+        format=".2f",
+        logged=2,
     )
-    """The mean of `excess_over_random_labels`."""
-    best_baseline_1: float | None = pair_number(logged=True)  #: Hit@1 of the best baseline.
+    """R of maps from as many random words as there are source labels, with the range over draws."""
+    random_label_low: float | None = score("baselines.random_source_labels.low")
+    random_label_high: float | None = score("baselines.random_source_labels.high")
+    random_label_draws: int | None = score("baselines.random_source_labels.draws")
+    random_target_label_mean: float | None = score(
+        "random_target_label_mean", "baselines.random_target_labels.mean"
+    )
+    """R of maps to as many random words as there are target labels, with the range over draws."""
+    random_target_label_low: float | None = score("baselines.random_target_labels.low")
+    random_target_label_high: float | None = score("baselines.random_target_labels.high")
+    random_target_label_draws: int | None = score("baselines.random_target_labels.draws")
+    same_prompt_label_mean: float | None = score(
+        "same_prompt_label_mean", "baselines.same_prompt_map"
+    )
+    """R of W₀, the map of the vocabulary."""
+    excess_over_random: float | None = score(
+        "excess_over_random",
+        "excess_over_random_labels.mean",
+        heading="r above random words",
+        format=".2f",
+        matrix="random_words",
+        caption="Label-wise correlation above that of random words",
+        unit="difference of r",
+        logged=1,
+        has_spread=True,
+    )
+    """R from some source labels above that from as many random words."""
+    excess_over_random_low: float | None = score("excess_over_random_labels.low")
+    excess_over_random_high: float | None = score("excess_over_random_labels.high")
+    excess_over_random_labels: int | None = score("excess_over_random_labels.n_source_labels")
+    """Number of these source labels."""
+    excess_over_random_draws: int | None = score("excess_over_random_labels.draws")
+    excess_over_random_target: float | None = score("excess_over_random_labels.target.mean")
+    """R of the target labels above that of random words after the target prompt."""
+    excess_over_random_target_low: float | None = score("excess_over_random_labels.target.low")
+    excess_over_random_target_high: float | None = score("excess_over_random_labels.target.high")
+    influenced_1: float | None = score(
+        "precision.influenced.1",
+        heading="Hit@1 of W",
+        format=".2f",
+        logged=1,
+        has_spread=True,
+    )
+    """Hit@N of influenced targets and of influencing sources, and the labels that are judged."""
+    influenced_3: float | None = score("precision.influenced.3", logged=2)
+    influenced_5: float | None = score("precision.influenced.5", logged=2)
+    influenced_n: int | None = score("precision.influenced.n")
+    influencing_1: float | None = score("precision.influencing.1", logged=2)
+    influencing_3: float | None = score("precision.influencing.3", logged=2)
+    influencing_5: float | None = score("precision.influencing.5", logged=2)
+    influencing_n: int | None = score("precision.influencing.n")
+    chance_influenced_1: float | None = score("precision.chance.influenced.1")
+    """Hit@N of weights in random order."""
+    chance_influenced_3: float | None = score("precision.chance.influenced.3")
+    chance_influenced_5: float | None = score("precision.chance.influenced.5")
+    chance_influenced_n: int | None = score("precision.chance.influenced.n")
+    chance_influencing_1: float | None = score("precision.chance.influencing.1")
+    chance_influencing_3: float | None = score("precision.chance.influencing.3")
+    chance_influencing_5: float | None = score("precision.chance.influencing.5")
+    chance_influencing_n: int | None = score("precision.chance.influencing.n")
+    best_baseline_1: float | None = score(
+        heading="Hit@1, best baseline", format=".2f", logged=1, has_spread=True
+    )
+    """Hit@1 of influenced targets of the strongest of the baselines below."""
+    macro_1: float | None = score("precision.macro.1", has_spread=True)
+    """Hit@N of influenced targets as a mean over distinct sets of right labels."""
+    macro_3: float | None = score("precision.macro.3")
+    macro_5: float | None = score("precision.macro.5")
+    n_references: int | None = score("precision.macro.n_references")
+    constant_1: float | None = score("precision.baselines.constant.1")
+    constant_macro_1: float | None = score("precision.baselines.constant.macro_1")
+    unembedding_1: float | None = score("precision.baselines.unembedding.1")
+    unembedding_macro_1: float | None = score("precision.baselines.unembedding.macro_1")
+    same_prompt_1: float | None = score("precision.baselines.same_prompt.1")
+    same_prompt_macro_1: float | None = score("precision.baselines.same_prompt.macro_1")
+    gaussian_states_1: float | None = score("precision.baselines.gaussian_states.1")
+    gaussian_states_macro_1: float | None = score("precision.baselines.gaussian_states.macro_1")
+    best_baseline: str | None = score("excess_over_unembedding.baseline")
+    excess_over_unembedding: float | None = score("excess_over_unembedding.mean", has_spread=True)
+    """Hit@1 above that of the strongest baseline, with its interval over source labels."""
+    excess_over_unembedding_low: float | None = score("excess_over_unembedding.low")
+    excess_over_unembedding_high: float | None = score("excess_over_unembedding.high")
+    cosine_same_prompt: float | None = score("decomposition.cosine")
+    """Cosine of W and W₀; size of W - W₀ as a fraction of that of W, and its Hit@1."""
+    rest_norm_share: float | None = score("decomposition.norm_share")
+    rest_hit_1: float | None = score("decomposition.hit_1")
     label_error: float | None = None  #: Standard error of `label_mean` over subjects.
     excess_error: float | None = None  #: Standard error of `excess` (or `label_mean`).
     p: float | None = None  #: One-sided p-value of `excess`; of `label_mean` without control.
@@ -145,37 +207,25 @@ class PairScore:
     through_given: float | None = None
     """Fraction of the correlation that goes through that knowledge: 1 minus what the source
     explains of the target beyond it over what the source explains alone (squared correlations)."""
-    ridge: float | None = pair_number(logged=True)
+    ridge: float | None = score(logged=2)
     n_labels: int = 0  #: Number of target labels.
     n_constant_labels: int = 0  #: Number of target labels without r because they never change.
-    precision: Mapping[str, Any] | None = None
-    """Hit@N, ``influenced`` and ``influencing``, that of ``baselines`` (`vocabulary_baselines`),
-    ``macro``, means over distinct reference sets, and ``chance``, that of weights in random order;
-    None without a reference."""
-    baselines: Mapping[str, Any] | None = None  #: The same, with the range over draws of words.
-    excess_over_random_labels: Mapping[str, Any] | None = None
-    """R from some source labels above that from as many random words, with its interval over draws;
-    ``target``: r of the target labels above that of random words after the target prompt."""
-    excess_over_unembedding: Mapping[str, Any] | None = None
-    """Hit@1 above the strongest baseline, with its interval over source labels."""
-    decomposition: Mapping[str, Any] | None = None
-    """W beside W₀, the map of the vocabulary: their cosine, and size and Hit@1 of W - W₀."""
-    templates: Mapping[str, Any] | None = None
+    templates: Mapping[str, Any] | None = field(default=None, metadata=_NO_NUMBER)
     """Number of wordings whose means the scores are, and their spread, see `over_wordings`."""
-    completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    completeness: Mapping[str, "PairScore"] = field(default_factory=dict, metadata=_NO_NUMBER)
     """Scores by completeness of the target labels, where these differ, see `by_completeness`."""
     label_r: npt.NDArray[np.floating[Any]] = field(
-        default_factory=lambda: np.empty(0), repr=False, compare=False
+        default_factory=lambda: np.empty(0), repr=False, compare=False, metadata=_NO_NUMBER
     )
     """r of each label, ``(n_target_labels,)``, NaN where constant; not in ``results.json``."""
 
     @property
-    def pair(self) -> Pair:
+    def ends(self) -> Pair:
         """Source and target."""
         return self.source, self.target
 
     @property
-    def name(self) -> str:
+    def pair(self) -> str:
         """The pair as ``city->country``."""
         return f"{self.source}->{self.target}"
 
@@ -184,73 +234,112 @@ class PairScore:
         """`excess`, or r itself where there is no control: what pairs are ranked by."""
         return self.label_mean if self.excess is None else self.excess
 
+    def row(self) -> dict[str, Any]:
+        """Return the pair's name and its numbers: a row of a table."""
+        return {"pair": self.pair} | {name: getattr(self, name) for name in number_columns()}
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the pair in ``results.json``."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "label_r"}
+        numbers = {
+            path: getattr(self, one.name)
+            for one in _numbers()
+            for path in one.metadata.get("paths", (one.name,))
+        }
+        completeness = {
+            kind: part.select("n_labels", "label_mean", "influenced")
+            for kind, part in self.completeness.items()
+        }
+        return nested(numbers) | {"templates": self.templates, "completeness": completeness}
 
-    def row(self) -> dict[str, Any]:
-        """Return the scores as a row of a table, with the pair's name and Hit@N in columns."""
-        scores = self.to_json()
-        columns = {name: value for name, value in scores.items() if name not in _NESTED}
-        for name, path in _COLUMNS.items():
-            value: Any = scores
-            for key in path:
-                value = (value or {}).get(key)
-            columns[name] = value
-        return {"pair": self.name, **columns, **hit_columns(self.precision)}
+    def select(self, *keys: str) -> dict[str, Any]:
+        """Return some keys of the entry, among them ``influenced`` and ``influencing``."""
+        entry = self.to_json()
+        entry |= entry["precision"] or dict.fromkeys(_WAYS)
+        return {key: entry[key] for key in keys}
 
 
-def hit_columns(precision: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Return Hit@N in both directions as columns ``influenced_1`` to ``influencing_n``."""
-    known = precision or {}
-    return {f"{way}_{n}": (known.get(way) or {}).get(n) for way in _WAYS for n in _RANKS}
+def _numbers() -> list[Field[Any]]:
+    return [one for one in fields(PairScore) if one.metadata.get("is_number", True)]
+
+
+def number_columns() -> list[str]:
+    """Return the names of the fields that are columns of tables: the pair's ends, and numbers."""
+    return [one.name for one in _numbers()]
+
+
+def nested(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers in groups, by paths with dots; a group of which no number is known is None.
+
+    Example:
+        >>> nested({"r": 0.5, "hits.1": 1.0, "hits.n": None, "p.low": None})
+        {'r': 0.5, 'hits': {'1': 1.0, 'n': None}, 'p': None}
+    """
+    entry: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for path, value in numbers.items():
+        key, _, rest = path.partition(".")
+        entry[key] = value
+        if rest:
+            groups.setdefault(key, {})[rest] = value
+    for key, members in groups.items():
+        is_known = any(value is not None for value in members.values())
+        entry[key] = nested(members) if is_known else None
+    return entry
 
 
 def with_numbers(scores: Sequence[PairScore], numbers: Numbers) -> list[PairScore]:
     """Return the scores with more of their fields."""
-    return [replace(score, **numbers.get(score.pair, {})) for score in scores]
+    return [replace(one, **numbers.get(one.ends, {})) for one in scores]
 
 
-def over_wordings(by_pair: Mapping[Pair, Any]) -> dict[Pair, Any]:
-    """Return means over the wordings of each pair, of scores or of what `mean_of` takes.
+def over_wordings(scores: Mapping[Pair, PairScore]) -> dict[Pair, PairScore]:
+    """Return means over the wordings of each pair.
 
     ``templates`` of a score has the mean of some numbers, their standard deviation over wordings,
     the lowest, the highest and all ``values``. Means of standard errors and of ends of intervals
     are bounds for those of the mean. Ridge and strongest baseline are those of the first wording.
     """
-    ones = {pair: [by_pair[one] for one in own] for pair, own in wordings_of(by_pair).items()}
-    return {pair: mean_of(own) if len(own) > 1 else own[0] for pair, own in ones.items()}
+    means = {}
+    for pair, wordings in wordings_of(scores).items():
+        members = [scores[one] for one in wordings]
+        means[pair] = members[0]
+        if len(members) > 1:
+            means[pair] = replace(mean_score(members), templates=_spread(members))
+    return means
 
 
-def mean_of(values: Sequence[Any]) -> Any:
-    """Return the mean of numbers, or of those in scores, mappings and lists of the same shape.
+def mean_score(scores: Sequence[PairScore]) -> PairScore:
+    """Return the mean of each number over the scores that have it, and otherwise the first."""
+    first = scores[0]
+    means: dict[str, Any] = {}
+    for one in _numbers():
+        values = [value for each in scores if (value := getattr(each, one.name)) is not None]
+        if values and not isinstance(values[0], str):
+            # The mean of equal numbers is that number, and whole if it is.
+            means[one.name] = values[0] if len({*values}) == 1 else sum(values) / len(values)
+    label_r = torch.from_numpy(np.stack([each.label_r for each in scores])).nanmean(0).numpy()
+    completeness = {
+        kind: mean_score([each.completeness[kind] for each in scores])
+        for kind in first.completeness
+    }
+    means |= {"ridge": first.ridge, "label_r": label_r, "completeness": completeness}
+    return replace(first, **means)
 
-    None is a missing number; of texts the first is returned.
-    """
-    known = [value for value in values if value is not None]
-    if not known or isinstance(known[0], str):
-        return known[0] if known else None
-    if isinstance(known[0], PairScore):
-        return _mean_score(known)
-    if isinstance(known[0], Mapping):
-        return {key: mean_of([one.get(key) for one in known]) for key in known[0]}
-    if isinstance(known[0], list):
-        return list(map(mean_of, zip(*known, strict=True)))
-    if isinstance(known[0], np.ndarray):
-        return torch.from_numpy(np.stack(known)).nanmean(0).numpy()
-    return known[0] if len(set(known)) == 1 else sum(known) / len(known)
 
-
-def _mean_score(scores: Sequence[PairScore]) -> PairScore:
-    means = {f.name: mean_of([getattr(one, f.name) for one in scores]) for f in fields(PairScore)}
-    rows, spread = [score.row() for score in scores], dict[str, Any]()
-    for name in _SPREAD:
-        if known := [row[name] for row in rows if row[name] is not None]:
-            ends = {"mean": np.mean(known), "std": np.std(known), "low": min(known)}
-            spread[name] = {key: float(end) for key, end in ends.items()} | {"high": max(known)}
-            spread[name]["values"] = [row[name] for row in rows]
-    templates = {"n": len(scores), **spread}
-    return PairScore(**means | {"ridge": scores[0].ridge, "templates": templates})
+def _spread(scores: Sequence[PairScore]) -> dict[str, Any]:
+    spread: dict[str, Any] = {"n": len(scores)}
+    for name in fields_with(PairScore, "has_spread"):
+        values = [getattr(each, name) for each in scores]
+        known = [value for value in values if value is not None]
+        if known:
+            spread[name] = {
+                "mean": float(np.mean(known)),
+                "std": float(np.std(known)),
+                "low": min(known),
+                "high": max(known),
+                "values": values,
+            }
+    return spread
 
 
 def score_maps(
@@ -261,85 +350,87 @@ def score_maps(
     `instance` has the mean instance-wise r of pairs. Scores are in the order of the layout's pairs.
     """
     r, permuted, control = (fitted.label_r(test, name) for name in ("y", "permuted", "control"))
-    layout, weights, scores = fitted.layout, fitted.weights(), []
+    layout, weights = fitted.layout, fitted.weights()
+    scores = []
     for pair in filter(weights.__contains__, layout.pairs):
         weight, reference = weights[pair].cpu(), layout.references.get(pair)
-        summary, r_control = summarize(r[pair]), mean_r(control.get(pair))
-        mean, hits = number(summary.mean), None
-        if reference is not None and reference.any():
-            right = torch.from_numpy(reference)
-            rates, chance = (
-                {way: one.by_rank() for way, one in zip(_WAYS, both, strict=True)}
-                for both in (hit_rates(weight, right), random_hit_rates(right))
-            )
-            hits = dict[str, Any](rates, chance=chance)
-        completeness = layout.domains[pair[1]].completeness
-        scores.append(
-            PairScore(
-                *pair,
-                label_mean=mean,
-                label_std=number(summary.std),
-                instance_mean=number((instance or {}).get(pair)),
-                permuted_label_mean=mean_r(permuted.get(pair)),
-                control_label_mean=r_control,
-                excess=None if mean is None or r_control is None else mean - r_control,
-                ridge=number(fitted.ridges[pair]),
-                n_labels=layout.sizes[pair[1]],
-                n_constant_labels=summary.n_constant,
-                precision=hits,
-                completeness=by_completeness(r[pair], weight, reference, completeness),
-                label_r=r[pair].numpy(),
-            )
+        summary = summarize(r[pair])
+        mean, r_control = number(summary.mean), mean_r(control.get(pair))
+        one = PairScore(
+            *pair,
+            label_mean=mean,
+            label_std=number(summary.std),
+            instance_mean=number((instance or {}).get(pair)),
+            permuted_label_mean=mean_r(permuted.get(pair)),
+            control_label_mean=r_control,
+            excess=None if mean is None or r_control is None else mean - r_control,
+            ridge=number(fitted.ridges[pair]),
+            n_labels=layout.sizes[pair[1]],
+            n_constant_labels=summary.n_constant,
+            label_r=r[pair].numpy(),
         )
+        completeness = layout.domains[pair[1]].completeness
+        parts = by_completeness(one, weight, reference, completeness)
+        hits = _hits(weight, reference) if reference is not None and reference.any() else {}
+        scores.append(replace(one, completeness=parts, **hits))
     return scores
 
 
+def _hits(weight: Tensor, reference: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Return Hit@N in both directions, and that of weights in random order, as fields."""
+    right = torch.from_numpy(reference)
+    hits: dict[str, Any] = {}
+    for prefix, rates in (("", hit_rates(weight, right)), ("chance_", random_hit_rates(right))):
+        for way, rate in zip(_WAYS, rates, strict=True):
+            hits |= _by_rank(f"{prefix}{way}", rate)
+    return hits
+
+
+def _by_rank(name: str, rates: HitRates) -> dict[str, Any]:
+    return {f"{name}_{rank}": rate for rank, rate in rates.by_rank().items()}
+
+
 def by_completeness(
-    r: Tensor,
+    whole: PairScore,
     weight: Tensor,
     reference: npt.NDArray[np.bool_] | None,
     completeness: Sequence[Completeness],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, PairScore]:
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
 
-    By completeness, ``n_labels``, ``label_mean`` and ``influenced``: Hit@N of influenced targets.
-    Of the source labels with a right target of one completeness, it is the fraction for which one
-    of them is among the N highest; right ones of other completeness do not compete. `r` and
-    `completeness` are of each target label: if all are equally complete, there are no scores. The
-    reference has the shape of W, ``(n_target, n_source)``.
+    Of each completeness, r, the number of labels and Hit@N of influenced targets. Of the source
+    labels with a right target of one completeness, it is the fraction for which one of them is
+    among the N highest; right ones of other completeness do not compete. `whole` are the pair's
+    scores, `completeness` is that of each target label: if all are equally complete, there are no
+    scores. The reference has the shape of W, ``(n_target, n_source)``.
     """
-    scores: dict[str, dict[str, Any]] = {}
+    scores: dict[str, PairScore] = {}
     for kind in Completeness if len(set(completeness)) > 1 else ():
         chosen = torch.tensor([other is kind for other in completeness])
         if not chosen.any():
             continue
-        influenced = None
+        hits: dict[str, Any] = {}
         if reference is not None:
             right = torch.from_numpy(reference)
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
-            influenced = hit_rates(elsewhere, right & chosen[:, None])[0].by_rank()
-        scores[str(kind)] = {
-            "n_labels": int(chosen.sum()),
-            "label_mean": mean_r(r[chosen]),
-            "influenced": influenced,
-        }
+            hits = _by_rank("influenced", hit_rates(elsewhere, right & chosen[:, None])[0])
+        scores[str(kind)] = PairScore(
+            *whole.ends,
+            label_mean=mean_r(torch.from_numpy(whole.label_r)[chosen]),
+            n_labels=int(chosen.sum()),
+            **hits,
+        )
     return scores
 
 
 def ridge_paths(
     fitted: FittedMaps, test: Moments, grid: Sequence[float]
-) -> dict[Pair, list[dict[str, Any]]]:
-    """Score every ridge strength for every pair; there is no path without the fit's solvers.
-
-    The points of a pair's path have ``ridge``, ``label_mean``, and Hit@N, or None without a
-    reference, under ``influenced`` and ``influencing``.
-    """
-    paths: dict[Pair, list[dict[str, Any]]] = {}
-    for source, solver in progress(fitted.solvers.items(), "ridge path"):
-        for ridge in grid:
-            alone = replace(fitted, maps={"y": {source: solver.solve(ridge)}})
-            for one in score_maps(alone, test):
-                hits = {way: (one.precision or {}).get(way) for way in _WAYS}
-                point = {"ridge": float(ridge), "label_mean": one.label_mean, **hits}
-                paths.setdefault(one.pair, []).append(point)
-    return paths
+) -> list[dict[Pair, PairScore]]:
+    """Return the scores of all pairs at every ridge strength; empty without the fit's solvers."""
+    path: list[dict[Pair, PairScore]] = []
+    for ridge in progress(grid if fitted.solvers else (), "ridge path"):
+        maps = {source: solver.solve(ridge) for source, solver in fitted.solvers.items()}
+        ridges = dict.fromkeys(fitted.ridges, float(ridge))
+        scores = score_maps(replace(fitted, maps={"y": maps}, ridges=ridges), test)
+        path.append({one.ends: one for one in scores})
+    return path

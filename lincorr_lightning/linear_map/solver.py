@@ -4,13 +4,12 @@ Maps are kept by source: one `Solution` leads from a source to all of its target
 one eigendecomposition gives them. `FittedMaps` splits them into pairs.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, starmap
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments, summarize
 from lincorr_lightning.functional.least_squares import LeastSquares
@@ -42,59 +41,27 @@ class Solution(NamedTuple):
         return (source - self.mean_x) @ self.weight.T + self.mean_y
 
 
-class AffineMap(nn.Module):
-    """A `Solution` as the parameters of a module; gradient descent converges, as it is centred."""
-
-    center: Tensor
-
-    def __init__(self, n_source: int, n_target: int, trainable: bool = True) -> None:
-        super().__init__()
-        zeros = torch.zeros(n_target, n_source, dtype=torch.float64)
-        self.weight = nn.Parameter(zeros, requires_grad=trainable)
-        self.offset = nn.Parameter(zeros[:, 0].clone(), requires_grad=trainable)
-        self.register_buffer("center", zeros[0].clone())
-
-    @property
-    def solution(self) -> Solution:
-        """The map as plain tensors without gradients; they share memory with the parameters."""
-        return Solution(self.weight.detach(), self.center, self.offset.detach())
-
-    @torch.no_grad()
-    def assign(self, solution: Solution) -> None:
-        """Copy a solution into the parameters."""
-        self.weight.copy_(solution.weight)
-        self.center.copy_(solution.mean_x)
-        self.offset.copy_(solution.mean_y)
-
-    def forward(self, source: Tensor) -> Tensor:
-        """Return predicted logits, ``(n_subjects, n_target)``, of ``(n_subjects, n_source)``."""
-        return Solution(self.weight, self.center, self.offset)(source)
-
-
 class RidgeSolver:
     """Least squares from one source to all its targets, for any ridge strength.
 
-    One eigendecomposition serves all of them, and problems of other targets too, such as the null
-    of no relation: the right-hand side alone differs. Of the moments of joint rows, `x` are the
-    columns of the source, `targets` those of the targets of each problem.
+    One eigendecomposition serves all strengths. Of the moments of joint rows, `x` are the columns
+    of the source and `y` those of the targets, in parts if no block of the scatter has all.
     """
 
-    def __init__(self, moments: Moments, x: Tensor, **targets: Tensor) -> None:
+    def __init__(self, moments: Moments, x: Tensor, y: Tensor | Sequence[Tensor]) -> None:
         device = moments.mean.device
+        parts = [y] if isinstance(y, Tensor) else y
         self._mean_x = moments.mean[x.to(device)]
-        self._means = {problem: moments.mean[y.to(device)] for problem, y in targets.items()}
-        ends = accumulate(map(len, targets.values()), initial=0)
-        self._parts = dict(zip(targets, starmap(slice, pairwise(ends)), strict=True))
-        sides = [moments.between(x, y) for y in targets.values()]
-        self._squares = LeastSquares(moments.between(x, x), torch.cat(sides, dim=1))
+        self._mean_y = moments.mean[torch.cat(list(parts)).to(device)]
+        xy = torch.cat([moments.between(x, part) for part in parts], dim=1)
+        self._squares = LeastSquares(moments.between(x, x), xy)
 
-    def solve(self, ridge: float | Tensor, problem: str = "y") -> Solution:
-        """Return the map from the source to the targets of a problem.
+    def solve(self, ridge: float | Tensor) -> Solution:
+        """Return the map from the source to the targets.
 
-        The ridge is the penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
+        The ridge is the penalty on ``|W|^2``, a number or one per target column, ``(n_target,)``.
         """
-        weight = self._squares.weight(ridge, self._parts[problem])
-        return Solution(weight, self._mean_x, self._means[problem])
+        return Solution(self._squares.weight(ridge), self._mean_x, self._mean_y)
 
 
 def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -150,12 +117,31 @@ class FittedMaps:
     solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
     """Solver of each source, for other ridge strengths; empty for stored maps."""
 
+    def to(self, device: torch.device) -> Self:
+        """Return the same maps on a device."""
+        maps = {
+            problem: {
+                source: Solution(*(part.to(device) for part in solution))
+                for source, solution in by_source.items()
+            }
+            for problem, by_source in self.maps.items()
+        }
+        return replace(self, maps=maps)
+
     def weights(self, problem: str = "y") -> dict[Pair, Tensor]:
         """Return W of each pair, ``(n_target, n_source)``; none if there is no such problem."""
         return {
             (source, target): weight
             for source, solution in self.maps.get(problem, {}).items()
             for target, weight in split_targets(self.layout, source, solution.weight, dim=0)
+        }
+
+    def biases(self) -> dict[Pair, Tensor]:
+        """Return b of each pair, ``(n_target,)``."""
+        return {
+            (source, target): bias
+            for source, solution in self.maps["y"].items()
+            for target, bias in split_targets(self.layout, source, solution.bias)
         }
 
     def label_r(self, test: Moments, problem: str = "y") -> dict[Pair, Tensor]:
@@ -170,9 +156,6 @@ class FittedMaps:
         return by_pair
 
 
-_FROM_CONTROL = ("control", "same_prompt")
-
-
 def fit_layout(
     moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float
 ) -> FittedMaps:
@@ -182,15 +165,12 @@ def fit_layout(
     solvers: dict[str, RidgeSolver] = {}
     maps: dict[str, dict[str, Solution]] = {}
     for source in progress(layout.sources, "solving"):
-        ridge, problems = per_target_ridge(layout, source, ridges), layout.problems[source]
-        control = [name for name in problems if name in _FROM_CONTROL]
-        for names in ([name for name in problems if name not in control], control):
-            if names:
-                targets = {name: problems[name][1] for name in names}
-                solver = RidgeSolver(moments, problems[names[0]][0], **targets)
-                solvers.setdefault(source, solver)
-                for name in names:
-                    maps.setdefault(name, {})[source] = solver.solve(ridge, name)
+        ridge = per_target_ridge(layout, source, ridges)
+        for problem, (x, y) in layout.problems[source].items():
+            solver = RidgeSolver(moments, x, y)
+            maps.setdefault(problem, {})[source] = solver.solve(ridge)
+            if problem == "y":
+                solvers[source] = solver
     return FittedMaps(layout, dict(ridges), maps, int(moments.n), moments, solvers)
 
 

@@ -3,9 +3,10 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,39 @@ are Rome and Italy paired? Quote the pair, in which the shell would see a redire
 """
 
 
-class Labels(NamedTuple):
-    """The labels of a kind of knowledge, and the answers that each one stands for, if known."""
+@dataclass(frozen=True)
+class LabelSet:
+    """The labels of a kind of knowledge, in the order of the rows and columns of W.
+
+    Attributes:
+        name: Name of the kind of knowledge.
+        template: Its prompt, with ``{}`` for the subject, after its lead-in.
+        texts: Texts of the labels.
+        token_ids: Their tokens.
+        answers: Answers that each label stands for, where known.
+    """
 
     name: str
+    template: str
     texts: Sequence[str]
+    token_ids: Sequence[int]
     answers: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def from_json(cls, name: str, entry: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returns; raise LookupError or TypeError if it is not so."""
+        template, texts = entry["template"], entry["labels"]
+        "".join([*texts, template])  # a TypeError if one is no text
+        return cls(name, template, texts, entry["token_ids"], entry.get("answers", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the kind of knowledge in ``config.json``."""
+        return {
+            "template": self.template,
+            "labels": self.texts,
+            "token_ids": self.token_ids,
+            "answers": self.answers,
+        }
 
     def place(self, text: str) -> int:
         """Return the place of a label, named as it is or by an answer; or raise LinearMapError."""
@@ -43,10 +71,11 @@ class Labels(NamedTuple):
             )
         return place
 
-    def shown(self) -> list[str]:
-        """Return the texts; one that only begins its answers ends in an ellipsis, as ``South…``."""
-        known = self.answers or [[text] for text in self.texts]
-        return [t if t in own else f"{t}…" for t, own in zip(self.texts, known, strict=True)]
+
+def shown_labels(texts: Sequence[str], answers: Sequence[Sequence[str]]) -> list[str]:
+    """Return label texts; one that only begins its answers ends in an ellipsis, as ``South…``."""
+    known = answers or [[text] for text in texts]
+    return [t if t in members else f"{t}…" for t, members in zip(texts, known, strict=True)]
 
 
 class LabelWeight(NamedTuple):
@@ -60,8 +89,8 @@ class LabelWeight(NamedTuple):
 
 def weights_of(
     weight: npt.NDArray[Any],
-    source: Labels,
-    target: Labels,
+    source: LabelSet,
+    target: LabelSet,
     label: str,
     reference: Sequence[Collection[int]] = (),
 ) -> list[LabelWeight]:
@@ -74,7 +103,7 @@ def weights_of(
     right = reference[source.place(label)] if reference else ()
     return [
         LabelWeight(text, float(column[i]), int(ranks[i]), i in right if right else None)
-        for i, text in enumerate(target.shown())
+        for i, text in enumerate(shown_labels(target.texts, target.answers))
     ]
 
 
@@ -126,15 +155,16 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
 
 def _read_weights(
     folder: Path, config: dict[str, Any], pair: str, label: str
-) -> tuple[list[LabelWeight], Labels]:
+) -> tuple[list[LabelWeight], LabelSet]:
     from safetensors import SafetensorError, safe_open
 
     try:
         if pair not in config["pairs"]:
             known = ", ".join(list(config["pairs"])[:8])
             raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
-        kinds = ((name, config["knowledge"][name]) for name in pair.split("->"))
-        source, target = (Labels(name, x["labels"], x.get("answers", ())) for name, x in kinds)
+        source, target = (
+            LabelSet.from_json(name, config["knowledge"][name]) for name in pair.split("->")
+        )
         with safe_open(regular_file(folder / TENSORS_FILE), "numpy") as tensors:
             weight = tensors.get_tensor(f"{pair}/weight")
         reference = config["pairs"][pair].get("reference", ())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,31 +89,6 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
         f"{type(model).__name__} has no list of its {n_layers} layers, so that its activations "
         "cannot be captured. Take an LM whose layers lie in one torch.nn.ModuleList."
     )
-
-
-@contextmanager
-def logit_lens(model: nn.Module, layer: int) -> Iterator[None]:
-    """Let an LM's head read the states after a layer, counted from 0, inside a ``with`` block.
-
-    What the last layer returns is replaced; what follows it, such as the final norm, runs as it is
-    (nostalgebraist, "interpreting GPT: the logit lens", 2020). No such layer: `LanguageModelError`.
-    """
-    layers = layers_of(model)
-    if not 0 <= layer < len(layers):
-        raise LanguageModelError(
-            f"{type(model).__name__} has no layer {layer}: its {len(layers)} layers are counted "
-            f"from 0 to {len(layers) - 1}."
-        )
-    states: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        states[:] = [output if isinstance(output, Tensor) else output[0]]
-
-    def replace(module: nn.Module, args: Any, output: Any) -> Any:
-        return states[0] if isinstance(output, Tensor) else (states[0], *output[1:])
-
-    with layers[layer].register_forward_hook(keep), layers[-1].register_forward_hook(replace):
-        yield
 
 
 def adapter_layers(model: nn.Module) -> dict[str, Any]:

@@ -2,77 +2,77 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
-from lincorr_lightning.functional import Moments
 from lincorr_lightning.functional.significance import weight_cosine
-from lincorr_lightning.io import number, read_json
+from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.baselines import R_BASELINES, beside_baselines
+from lincorr_lightning.linear_map.baselines import beside_baselines
 from lincorr_lightning.linear_map.fitting import (
-    FitMoments,
     Ridge,
     RidgeRequest,
     fit_maps,
     read_fit_subjects,
     require_held_out,
-    split_rows,
 )
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps
+from lincorr_lightning.linear_map.scores import PairScore, score, score_maps
 from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
-from lincorr_lightning.metrics import JointMoments
+from lincorr_lightning.probe.accumulation import HalfMoments
 from lincorr_lightning.probe.results import pair_matrices
-from lincorr_lightning.results.results import RESULTS_FILE, Results
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
-_HALVES = ("fit", "test")
-_HITS = ("influenced_1", "macro_1", "gaussian_states_1", "gaussian_states_macro_1")
 _MIN_R = 0.2  # below this r a fraction of it means nothing
-_WITHOUT_WORDS = (
-    "Without random words: they need model.before, an LM with the same words in its vocabulary, "
-    "and model.random_labels."
-)
 
 
 @dataclass(frozen=True)
 class PairResilience:
-    """How well an old map holds on a new LM; each r is a mean over labels, on held-out subjects."""
+    """How well an old map holds on a new LM; each r is a mean over labels, on held-out subjects.
+
+    Fields that a `PairScore` has, too, are those of the old map on the new LM, and with
+    ``refitted_`` before their names those of a map that is fitted on the new LM itself.
+    """
 
     source: str
     target: str
-    before: float | None = pair_number("", ".2f", "before", "The old map on the old LM")
+    before: float | None = score(format=".2f", matrix="before", caption="The old map on the old LM")
     """None if r on the old LM is not known."""
-    after: float | None = pair_number("", ".2f", "after", "The old map on the new LM")
-    difference: float | None = pair_number(
-        "", ".2f", "difference", "The old map on the new LM, minus on the old LM"
+    after: float | None = score(format=".2f", matrix="after", caption="The old map on the new LM")
+    difference: float | None = score(
+        format=".2f",
+        matrix="difference",
+        caption="The old map on the new LM, minus on the old LM",
     )
-    refitted: float | None = pair_number("", ".2f", "refitted", "A map fitted on the new LM itself")
-    kept: float | None = pair_number(
-        "",
-        ".2f",
-        "kept",
-        "Fraction of the refitted map's r that the old map keeps",
-        f"fraction of r, where the refitted r is {_MIN_R:g} or more",
+    refitted: float | None = score(
+        format=".2f", matrix="refitted", caption="A map fitted on the new LM itself"
+    )
+    kept: float | None = score(
+        format=".2f",
+        matrix="kept",
+        caption="Fraction of the refitted map's r that the old map keeps",
+        unit=f"fraction of r, where the refitted r is {_MIN_R:g} or more",
     )
     """None where `refitted` is close to zero."""
-    random_label_mean: float | None = pair_number(
-        "after, random words", ".2f", "random", "Old maps of random source words on the new LM"
+    random_label_mean: float | None = score(
+        heading="after, random words",
+        format=".2f",
+        matrix="random",
+        caption="Old maps of random source words on the new LM",
     )
     random_target_label_mean: float | None = None
     """R of the old maps to random words after the target prompt, on the new LM."""
@@ -81,20 +81,18 @@ class PairResilience:
     excess_over_random: float | None = None
     """R on the new LM of old maps of ``model.random_labels`` labels, above as many random words."""
     random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
-    random_kept: float | None = pair_number("kept, random words", ".2f")
+    random_kept: float | None = score(heading="kept, random words", format=".2f")
     """`random_label_mean` as a fraction of `random_refitted`."""
-    after_std: float | None = pair_number(
-        "",
-        "",
-        "after_std",
-        "The old map on the new LM, standard deviation of r over labels",
-        "standard deviation of r",
+    after_std: float | None = score(
+        matrix="after_std",
+        caption="The old map on the new LM, standard deviation of r over labels",
+        unit="standard deviation of r",
         is_signed=False,
     )
     cosine: float | None = None  #: Of the old W and the refitted one.
     same_prompt_cosine: float | None = None  #: Of W₀ of both LMs.
     rest_cosine: float | None = None  #: Of W - W₀ of both LMs: what they add to the vocabulary.
-    influenced_1: float | None = None  #: Hit@1 of the old W; next, of the refitted one.
+    influenced_1: float | None = None  #: Hit@1 of W.
     refitted_influenced_1: float | None = None
     macro_1: float | None = None  #: The same as a mean over references.
     refitted_macro_1: float | None = None
@@ -102,32 +100,36 @@ class PairResilience:
     gaussian_states_macro_1: float | None = None
     n_labels: int = 0  #: Number of target labels.
 
+    @property
+    def pair(self) -> str:
+        """The pair as ``city->country``."""
+        return f"{self.source}->{self.target}"
+
 
 class MapResilience(LMStudy):
     """Scores the maps of one LM on another, such as the same LM after post-training.
 
     ``lincorr test`` reads the new LM's logits for both halves of the subjects: on the held-out half
-    the old maps are scored, beside maps that are fitted on the new LM's own fit half. R of the old
-    maps on their own LM is measured on it (`before`), or read from the run beside `linear_map`.
+    the old maps are scored, beside maps that are fitted on the new LM's own fit half, and on their
+    own LM, if that is read, too (`before`).
 
     Takes `SubjectBatch`, those of the fit half first: `SubjectsDataModule` with ``test_on: all``.
 
     Args:
         lm: The new LM.
         linear_map: Folder of the old maps, ``linear_map/`` of a probe; null fits some on `before`.
-        before: The LM that the maps are from; null leaves it out.
-        same_dtype: Whether `before` is read in the dtype of `lm`, whatever its own. With false, or
-            with maps of a folder that were fitted in another dtype, the results have a warning:
-            part of the change in r is due to precision.
+        before: The LM that the maps are from, which is read in the dtype of `lm`; null leaves it
+            out. If maps of a folder were fitted in another dtype, the results have a warning: part
+            of the change in r is due to precision.
         knowledge: Kinds of knowledge by name or family, where maps are fitted.
         pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
         knowledge_files: YAML files with knowledge of your own.
         ridge: Penalty on ``|W|^2`` of maps that are fitted, see `RidgeRequest`; ``auto`` chooses
             strengths on the old LM. The maps of a folder have their own. The maps of the new LM
             get the strengths of the old ones.
-        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         random_labels: Number of source labels whose r is compared with that of as many random
             words. They need `before`, to fit maps on, and the same tokenizer; 0 leaves them out.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
     """
 
     study = "resilience"
@@ -139,7 +141,6 @@ class MapResilience(LMStudy):
         lm: LMConfig = LMConfig(),
         linear_map: str | None = None,
         before: LMConfig | None = None,
-        same_dtype: bool = True,
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006
         pairs: list[str] | str | None = None,
         knowledge_files: list[str] = [],  # noqa: B006
@@ -157,63 +158,46 @@ class MapResilience(LMStudy):
         super().__init__(lm, prefix)
         self.save_hyperparameters()
         self.random_labels = random_labels
-        self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
-        # The run that wrote the maps, if they are still in its folder.
-        self._run = None if linear_map is None else Path(linear_map).resolve().parent
-        catalogue = Catalogue.load(*knowledge_files)
-        names, wanted = split_names(knowledge), None if pairs is None else split_names(pairs)
-        if self.stored is not None:
+        self.stored: LinearMap | None = None
+        self._fitted_on: set[str] = set()
+        wanted = None if pairs is None else split_names(pairs)
+        if linear_map is not None:
+            self.stored = LinearMap.from_pretrained(linear_map)
+            self._fitted_on = read_fit_subjects(Path(linear_map).resolve().parent)
             wanted = wanted or self.stored.pairs
-            if lacking := [pair for pair in wanted if pair not in self.stored.pairs]:
-                raise ConfigError(
-                    f"model.pairs names {lacking[0]}, which {linear_map} lacks; it has "
-                    f"{listed(self.stored.pairs)}. Null takes all."
-                )
-        options: dict[str, Any] = {"n_random": 0 if before is None else random_labels}
-        self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, **options)
+            for pair in wanted:
+                self.stored.weight(pair)  # a LinearMapError if it has no such pair
+        make_layout = partial(
+            build_layout,
+            catalogue=Catalogue.load(*knowledge_files),
+            knowledge=split_names(knowledge),
+            pairs=wanted,
+            n_random=0 if before is None else random_labels,
+        )
+        self.layout = self.layout_before = make_layout(self.lm.tokenizer)
         self.before: LanguageModel | None = None
-        self.layout_before = self.layout
         if before is not None:
-            self.before = self._language_model_before(as_settings(LMConfig, before), same_dtype)
-            self.layout_before = build_layout(
-                self.before.tokenizer, catalogue, names, wanted, **options
+            dtype = dtype_name(self.lm.dtype)
+            self.before = self.other_lm(replace(as_settings(LMConfig, before), dtype=dtype))
+            self.layout_before = make_layout(self.before.tokenizer)
+            words, words_before = (
+                [one.tokenizer.convert_ids_to_tokens(tokens) for tokens in layout.words.values()]
+                for one, layout in ((self.lm, self.layout), (self.before, self.layout_before))
             )
-            texts = [
-                [lm.tokenizer.convert_ids_to_tokens(tokens) for tokens in layout.words.values()]
-                for lm, layout in ((self.lm, self.layout), (self.before, self.layout_before))
-            ]
-            if texts[0] != texts[1]:
+            if words != words_before:
                 self.layout = replace(self.layout, words={})
                 self.layout_before = replace(self.layout_before, words={})
-            labels = {n: d.texts for n, d in self.layout_before.domains.items()}
+            labels = {name: one.texts for name, one in self.layout_before.domains.items()}
             self._check_labels(labels, self.before.config.name_or_path)
         if self.stored is not None:
             used = [name for name in self.stored.knowledge if name in self.layout.domains]
             labels = {name: self.stored.labels(name) for name in used}
             self._check_labels(labels, f"the map of {self.stored.lm}")
             self.stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
-        n, blocks = self.layout.n_columns, self.layout.blocks
-        self.moments = nn.ModuleDict({half: JointMoments(n, blocks) for half in _HALVES})
-        self.moments_before = nn.ModuleDict(
-            {half: JointMoments(n, blocks) for half in _HALVES if self.before is not None}
-        )
-        # Of the old LM's rows, on which strengths are tried and judged.
         chooses_ridges = self.stored is None and self.ridge_request.is_auto
-        self.tuning = nn.ModuleList(
-            JointMoments(n, blocks) for _ in range(2 if chooses_ridges else 0)
-        )
+        self.moments = HalfMoments(self.layout, chooses_ridges=False)
+        self.moments_before = HalfMoments(self.layout_before, chooses_ridges)
         self.ridges: dict[Pair, float] = {}  #: Strengths of the maps of both LMs, after a test.
-        self._fitted_on: set[str] = set()
-
-    def _language_model_before(self, config: LMConfig, same_dtype: bool) -> LanguageModel:
-        dtype = dtype_name(self.lm.dtype)
-        if same_dtype and config.dtype != dtype:
-            rank_zero_info(
-                f"model.before is read in {dtype}, the dtype of model.lm, and not in "
-                f"{config.dtype}; model.same_dtype false compares dtypes."
-            )
-            config = replace(config, dtype=dtype)
-        return self.other_lm(config)
 
     def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""
@@ -238,9 +222,9 @@ class MapResilience(LMStudy):
 
     def on_test_start(self) -> None:
         """Begin a test."""
-        for metric in (*self.moments.values(), *self.moments_before.values(), *self.tuning):
-            cast(JointMoments, metric).reset()
-        self._fitted_on = set() if self._run is None else read_fit_subjects(self._run)
+        for moments in (self.moments, self.moments_before):
+            moments.reset("fit")
+            moments.reset("test")
 
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add subjects of one half to the moments of both LMs."""
@@ -248,61 +232,51 @@ class MapResilience(LMStudy):
         if batch.half == "test":
             require_held_out(batch.subjects, self._fitted_on)
         reads = [(self.lm, self.layout, self.moments)]
-        fits_old_maps = self.stored is None or bool(self.layout.words)
-        if self.before is not None and (batch.half == "test" or fits_old_maps):
+        if self.before is not None and (batch.half == "test" or self._fits_old_maps):
             reads.append((self.before, self.layout_before, self.moments_before))
         for lm, layout, moments in reads:
             rows = domain_rows(lm, layout.reads, batch.subjects)
-            if batch.is_padding:
-                continue
-            cast(JointMoments, moments[batch.half]).update(rows)
-            if lm is self.before and batch.half == "fit":
-                for metric, part in zip(self.tuning, split_rows(rows, batch.first), strict=False):
-                    cast(JointMoments, metric).update(part)
+            if not batch.is_padding:
+                moments.add(batch.half, rows, batch.first)
+
+    @property
+    def _fits_old_maps(self) -> bool:
+        """Whether maps are fitted on the LM before: those of pairs, or those of random words."""
+        return self.before is not None and (self.stored is None or bool(self.layout.words))
 
     def build_results(self) -> Results:
         """Score all pairs."""
-        now, then = (
-            {half: cast(JointMoments, metric).gather() for half, metric in moments.items()}
-            for moments in (self.moments, self.moments_before)
-        )
+        fit, test = self.moments.gather_fit().every, self.moments.gather_test()
+        if self.stored is not None:
+            names = {pair: "->".join(pair) for pair in self.layout.pairs}
+            self.ridges = {pair: self.stored.ridge[name] for pair, name in names.items()}
         old = None
-        if then and then["fit"].n > 0:
-            old = self._fit_old_maps(then["fit"])
-        ridges = self._stored_ridges() if old is None else old.ridges
-        self.ridges = dict(ridges)
-        new = fit_layout(now["fit"], self.layout, ridges)
-        lm_before = self.lm if old is None or self.before is None else self.before
-        old = new if old is None else old
+        if self._fits_old_maps:
+            moments = self.moments_before.gather_fit()
+            if self.stored is None:
+                old = fit_maps(moments, self.layout_before, self.ridge_request)
+                self.ridges = dict(old.ridges)
+            else:
+                old = fit_layout(moments.every, self.layout_before, self.ridges)
+        new = fit_layout(fit, self.layout, self.ridges)
+        old = old or new
         if self.stored is not None:
             old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
-        before = _read_label_means(self._run) if self._run is not None and not then else {}
-        if then:
-            before = {score.pair: score.label_mean for score in score_maps(old, then["test"])}
-        test, n = now["test"], self.random_labels
+        before: Mapping[Pair, float | None] = {}
+        if self.before is not None:
+            scores = score_maps(old, self.moments_before.gather_test())
+            before = {score.ends: score.label_mean for score in scores}
         after, refitted = (
-            beside_baselines(score_maps(maps, test), maps, test, lm, n, counts=())[0]
-            for maps, lm in ((old, lm_before), (new, self.lm))
+            beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, counts=())
+            for maps, lm in ((old, self.before or self.lm), (new, self.lm))
         )
-        kinds = ("y", "vocabulary")  # W and W₀
-        weights = [[one.weights(kind) for one in (old, new)] for kind in kinds if kind in old.maps]
+        cosines = _cosines(old, new)
         pairs = [
-            _compare(one, other, before.get(one.pair), _cosines(weights, one.pair))
-            for one, other in zip(after, refitted, strict=True)
+            _compare(one, other, before.get(one.ends), cosines[one.ends])
+            for one, other in zip(after[0], refitted[0], strict=True)
         ]
-        about = self._about() | {f"n_{half}": int(moments.n) for half, moments in now.items()}
+        about = self._about() | {"n_fit": int(fit.n), "n_test": int(test.n)}
         return resilience_results(pairs, about, self.lm.config.name_or_path)
-
-    def _fit_old_maps(self, moments: Moments) -> FittedMaps:
-        """Fit maps on the old LM; all ranks call this."""
-        if self.stored is not None:
-            return fit_layout(moments, self.layout_before, self._stored_ridges())
-        tuning = (cast(JointMoments, metric).gather() for metric in self.tuning)
-        return fit_maps(FitMoments(moments, *tuning), self.layout_before, self.ridge_request)
-
-    def _stored_ridges(self) -> dict[Pair, float]:
-        assert self.stored is not None
-        return {pair: self.stored.ridge["->".join(pair)] for pair in self.layout.pairs}
 
     def _stored_maps(self, stored: LinearMap) -> dict[str, Solution]:
         maps = {}
@@ -332,29 +306,41 @@ class MapResilience(LMStudy):
             "lm_before": lm,
             "dtypes": {"before": old, "after": new},
             "warning": warning,
-            "without_random_words": None if self.layout.words else _WITHOUT_WORDS,
         }
 
 
-def _cosines(weights: Sequence[Sequence[dict[Pair, Tensor]]], pair: Pair) -> dict[str, Any]:
+def _cosines(old: FittedMaps, new: FittedMaps) -> dict[Pair, dict[str, Any]]:
     """Return the cosines between two LMs of W, and, where W₀ is known, of W₀ and W - W₀."""
-    sides = [[of_lm[pair] for of_lm in both] for both in weights]
-    if len(sides) > 1:
-        sides.append([w - w0 for w, w0 in zip(*sides, strict=True)])
-    names = "cosine", "same_prompt_cosine", "rest_cosine"
-    return {name: number(weight_cosine(*both)) for name, both in zip(names, sides, strict=False)}
+    cosines = {}
+    weights, vocabulary = (
+        [one.weights(kind) for one in (old, new)] for kind in ("y", "vocabulary")
+    )
+    for pair in weights[0]:
+        w, other = (one[pair] for one in weights)
+        cosines[pair] = {"cosine": number(weight_cosine(w, other))}
+        if pair in vocabulary[0]:
+            w0, other0 = (one[pair] for one in vocabulary)
+            cosines[pair] |= {
+                "same_prompt_cosine": number(weight_cosine(w0, other0)),
+                "rest_cosine": number(weight_cosine(w - w0, other - other0)),
+            }
+    return cosines
 
 
 def _compare(
     old: PairScore, refitted: PairScore, before: float | None, cosines: dict[str, Any]
 ) -> PairResilience:
-    after, row, new = old.label_mean, old.row(), refitted.row()
-    numbers = {key: row[key] for key in (*R_BASELINES, *_HITS)} | cosines
-    numbers |= {f"refitted_{key}": new[key] for key in _HITS[:2]}
+    after = old.label_mean
+    names = [one.name for one in fields(PairResilience)]
+    numbers = {name: getattr(old, name) for name in names if hasattr(old, name)}
+    for name in names:
+        if name.startswith("refitted_"):
+            numbers[name] = getattr(refitted, name.removeprefix("refitted_"))
     return PairResilience(
-        *old.pair,
-        before,
-        after,
+        **numbers,
+        **cosines,
+        before=before,
+        after=after,
         difference=None if after is None or before is None else after - before,
         refitted=refitted.label_mean,
         kept=_kept(after, refitted.label_mean),
@@ -362,8 +348,6 @@ def _compare(
         random_refitted=refitted.random_label_mean,
         random_kept=_kept(old.random_label_mean, refitted.random_label_mean),
         after_std=old.label_std,
-        n_labels=old.n_labels,
-        **numbers,
     )
 
 
@@ -373,41 +357,22 @@ def _kept(after: float | None, refitted: float | None) -> float | None:
     return after / refitted
 
 
-def _read_label_means(run: Path) -> dict[Pair, float | None]:
-    path = run / RESULTS_FILE
-    if not path.is_file():
-        rank_zero_warn(
-            "r of the maps on their own LM is not known: there is no results.json "
-            "beside model.linear_map. Set model.before to that LM to have it measured."
-        )
-        return {}
-    pairs = read_json(path, LinearMapError, "Run the probe again.").get("pairs", [])
-    return {(pair["source"], pair["target"]): pair.get("label_mean") for pair in pairs}
-
-
 def resilience_results(
     pairs: Sequence[PairResilience], about: Mapping[str, Any], lm: str
 ) -> Results:
     """Build the results of the resilience study; `about` is what holds for all pairs."""
-    _, headings, shown = columns_of(PairResilience)
-    known = {key: [v for p in pairs if (v := getattr(p, key)) is not None] for key in shown}
-    mean = {key: fmean(values) if values else None for key, values in known.items()}
-    rows = [
-        {"pair": f"{pair.source}->{pair.target}", **asdict(pair)}
-        for pair in sorted(pairs, key=lambda p: math.inf if p.kept is None else p.kept)
-    ]
+    every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
+    _, _, shown = columns_of(PairResilience)
+    mean = {key: number(every.frame[key].astype(float).mean()) for key in shown}
     summary = Table.of(
         "summary",
-        rows,
+        sorted(pairs, key=lambda one: math.inf if one.kept is None else one.kept),
         ["pair", *shown],
         f"Label-wise r of the old maps on {about['n_test']:,} held-out subjects",
-        "By the fraction of the refitted map's r that the old map keeps. "
-        + " ".join(filter(None, (about["warning"], about["without_random_words"]))),
+        "By the fraction of the refitted map's r that the old map keeps. Random words need "
+        f"model.before. {about['warning'] or ''}",
         headline=True,
-        headings=headings,
-        formats=shown,
     )
-    every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
     note = (
         f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "
         f"held-out subjects; refitted on {about['n_fit']:,}"

@@ -1,8 +1,10 @@
 """The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,8 +14,7 @@ from lincorr_lightning.errors import listed
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
-from lincorr_lightning.linear_map.scores import PairScore, hit_columns
-from lincorr_lightning.probe.significance import Composition
+from lincorr_lightning.linear_map.scores import PairScore, fields_with, number_columns
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
 
@@ -25,26 +26,11 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
 _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
-_FIRST_LOGGED = ("label_mean", "excess_over_random", "influenced_1", "best_baseline_1")
 _MIN_KNOWN = 12  # pairs, of four kinds of knowledge: a tree of fewer is no more than the matrix
-_HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
-_SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
-_RANKING = (
-    "rank",
-    "source",
-    "target",
-    "label_mean",
-    "label_error",
-    "control_label_mean",
-    "excess",
-    "excess_error",
-    "p",
-    "q",
-    "random_label_mean",
-    "excess_over_random",
-    "partial_label_mean",
-    "through_given",
-)
+_HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
+_LEVELS = ["best_baseline_1", "chance_influenced_1", "chance_influencing_1"]
+_PATH_COLUMNS = ["pair", "ridge", "label_mean", *_HITS, *_LEVELS]
+_OF_POINT = ("ridge", "label_mean", "influenced", "influencing")
 
 
 @dataclass(frozen=True)
@@ -53,32 +39,22 @@ class ProbeFindings:
 
     phase: str  #: First part of the log keys, ``val`` or ``test``.
     scores: Sequence[PairScore]  #: Of each pair, means over its wordings if there are several.
+    wordings: Sequence[PairScore]  #: Scores of each wording.
     weights: Mapping[Pair, _FLOATS]  #: W of each pair, ``(n_target_labels, n_source_labels)``.
     layout: JointLayout
-    paths: Mapping[Pair, Sequence[Mapping[str, Any]]]
-    """Ridge path of each pair; empty when stored maps were scored."""
-    compositions: Sequence[Composition]
+    path: Sequence[Mapping[Pair, PairScore]]
+    """Scores at each ridge strength; empty when stored maps were scored."""
+    label_counts: Sequence[LabelCount]
     subjects: Mapping[str, Sequence[str]]  #: Subjects of each half.
     n_fit: int
     n_test: int
-    label_counts: Sequence[LabelCount] = ()
-    layers: Mapping[int, Sequence[PairScore]] = field(default_factory=dict)
-    """Scores of the logit lens of each layer."""
-    wordings: Sequence[PairScore] = ()  #: Scores of each wording.
-    figure_labels: Sequence[str] = ()
-    """Labels that figures of W show, see `Domain.places`; without any, well-known ones."""
 
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference by descending r, or a few pairs if none has one."""
         scored = [score for score in self.scores if score.label_mean is not None]
-        with_reference = [s for s in scored if self.layout.references.get(s.pair) is not None]
+        with_reference = [s for s in scored if self.layout.references.get(s.ends) is not None]
         best = sorted(with_reference or scored, key=lambda score: -(score.label_mean or 0.0))
         return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
-
-    def labelled_weights(self, score: PairScore) -> tuple[_FLOATS, list[str], list[str]]:
-        """Return W of a pair, and its source and target labels."""
-        domains = self.layout.domains
-        return self.weights[score.pair], domains[score.source].texts, domains[score.target].texts
 
 
 def probe_results(
@@ -89,43 +65,45 @@ def probe_results(
     `lm` is the name of the LM for titles, `ridge` the run's, a number or ``auto``, and
     `partial_out` the knowledge that was partialled out.
     """
-    values: dict[str, Any] = {
-        "n_fit": int(findings.n_fit),
-        "n_test": int(findings.n_test),
-        "control": findings.layout.control,
-        "pairs": [score.to_json() for score in findings.scores],
-    }
+    scores, layout = findings.scores, findings.layout
     known_for_some = {
         "ridge_path": [
-            {"source": source, "target": target, "path": path}
-            for (source, target), path in findings.paths.items()
+            {
+                "source": score.source,
+                "target": score.target,
+                "path": [point[score.ends].select(*_OF_POINT) for point in findings.path],
+            }
+            for score in (scores if findings.path else ())
         ],
-        "left_out": dict(findings.layout.left_out),
-        "logit_lens": [
-            {"layer": layer, **score.to_json()}
-            for layer, scores in findings.layers.items()
-            for score in scores
-        ],
-        "transitivity": [asdict(one) for one in findings.compositions],
+        "left_out": dict(layout.left_out),
     }
-    values |= {key: value for key, value in known_for_some.items() if value}
-    lm, strengths = short_name(lm), {f"{score.ridge:g}" for score in findings.scores}
+    values = {
+        "n_fit": int(findings.n_fit),
+        "n_test": int(findings.n_test),
+        "control": layout.control,
+        "pairs": [score.to_json() for score in scores],
+        **{key: value for key, value in known_for_some.items() if value},
+    }
+    lm = short_name(lm)
+    strengths = {f"{score.ridge:g}" for score in scores}
     note = (
         f"{findings.n_test:,} held-out subjects; maps fitted on {findings.n_fit:,}; ridge "
         f"{strengths.pop() if len(strengths) == 1 else ridge}"
     )
     ending = " of every ordered pair, source to target."
-    matrices = list(pair_matrices(findings.scores, ending, f" in {lm}", note))
-    tables = {table.name: table for table in _tables(findings, [table for table, _ in matrices])}
-    heatmaps = [figure for _, figure in matrices if figure.name != "control_matrix"]
+    matrices = list(pair_matrices(scores, ending, f" in {lm}", note))
+    every = [*_tables(findings), *(table for table, _ in matrices)]
+    tables = {table.name: table for table in every}
+    figures = [figure for _, figure in matrices]
+    figures += _figures(findings, tables, lm, note, partial_out)
     # The first picture is of what no other words have.
-    heatmaps.sort(key=lambda figure: figure.name != "random_words_matrix")
+    figures.sort(key=lambda figure: figure.name != "random_words_matrix")
     return Results(
         study="linear_probe",
         values=values,
-        scalars=dict(_scalars(findings.scores, findings.phase)),
-        tables=list(tables.values()),
-        figures=[*heatmaps, *_figures(findings, tables, lm, note, partial_out)],
+        scalars=dict(_scalars(scores, findings.phase)),
+        tables=every,
+        figures=figures,
     )
 
 
@@ -136,23 +114,19 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
-    shown = sorted(scores, key=lambda s: s.precision is None)
-    shown = shown[:_MAX_SCALAR_PAIRS]
-    safe = safe_names(score.name for score in shown)
-    logged = [one.name for one in fields(PairScore) if one.metadata.get("logged")]
-    logged += [key for key in hit_columns(None) if not key.endswith("_n")]
-    rows = {score.name: score.row() for score in shown}
-    for keys in (_FIRST_LOGGED, [key for key in logged if key not in _FIRST_LOGGED]):
-        for name, row in rows.items():
-            for key in keys:
-                if row[key] is not None:
-                    yield f"{phase}/{key}/{safe[name]}", float(row[key])
+    shown = sorted(scores, key=lambda score: score.influenced_n is None)[:_MAX_SCALAR_PAIRS]
+    safe = safe_names(score.pair for score in shown)
+    priority = {one.name: one.metadata.get("logged") for one in fields(PairScore)}
+    for first, score in product((1, 2), shown):
+        for key in (key for key, value in priority.items() if value == first):
+            if (value := getattr(score, key)) is not None:
+                yield f"{phase}/{key}/{safe[score.pair]}", float(value)
 
 
 def pair_matrices(
     scores: Sequence[Any], caption_end: str, title_end: str, note: str
 ) -> Iterator[tuple[Table, Figure]]:
-    """Yield table and heat map of each `pair_number` that has a matrix and is known for some pair.
+    """Yield table and heat map of each `score` that has a matrix and is known for some pair.
 
     They have a row per source and a column per target. `scores` are records of one class with
     ``source``, ``target`` and the numbers; a figure's caption and title begin with what it shows.
@@ -189,150 +163,127 @@ def _draw(
     return correlation_heatmap(frame, title, note, about["unit"], limits)
 
 
-def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Table]:
-    scores = findings.scores
-    known = [score for score in scores if score.evidence is not None]
-    known.sort(key=lambda score: -(score.evidence or 0.0))
-    ranked = [{"rank": i, **score.row()} for i, score in enumerate(known, start=1)]
-    yield _summary([*ranked, *(s.row() for s in scores if s.evidence is None)], findings)
-    rows = [score.row() for score in scores]
-    yield Table.of("pairs", rows, list(rows[0])[1:], "Every score of every pair")
-    labels = (
-        (score.name, label, None if np.isnan(r) else r)
-        for score in scores
-        for label, r in zip(
-            findings.labelled_weights(score)[2], score.label_r.tolist(), strict=True
-        )
-    )
+def _tables(findings: ProbeFindings) -> Iterator[Table]:
+    scores, texts = findings.scores, findings.layout.domains
+    _, _, formats = columns_of(PairScore)
+    # Those of no evidence, whose labels never vary, are last.
+    ranked = sorted(scores, key=lambda x: math.inf if x.evidence is None else -x.evidence)
     yield Table.of(
-        "label_wise",
-        labels,
-        ("pair", "label", "r"),
-        "Label-wise r of every target label",
-        "Empty where the label never changes.",
-    ).sampled("label", label_mean="r")
-    yield from matrices
-    points = [
-        {"pair": f"{source}->{target}", **point, **hit_columns(point)}
-        for (source, target), path in findings.paths.items()
-        for point in path
-    ]
-    if points:
-        columns = ["pair", "ridge", "label_mean", *hit_columns(None)]
-        caption = "Correlation and precision at every ridge strength"
-        yield Table.of("ridge_path", points, columns, caption)
-    if any(score.p is not None for score in scores):
-        yield Table.of("ranking", ranked, _RANKING, "Pairs by how far r lies above its control")
-    kinds = [
-        {"pair": score.name, "completeness": kind, **one, **hit_columns(one)}
-        for score in scores
-        for kind, one in score.completeness.items()
-    ]
-    if kinds:
-        columns = ["pair", "completeness", "n_labels", "label_mean", *list(hit_columns(None))[:4]]
-        caption = "Scores by completeness of the target labels"
-        yield Table.of("completeness", kinds, columns, caption)
-    if len(findings.wordings) > len(scores):
-        yield from _wordings(findings)
-    if findings.compositions:
-        caption = "Composed maps beside the map of the pair"
-        yield Table.of("transitivity", findings.compositions, caption=caption)
-    if findings.label_counts:
-        yield Table.of(
-            "random_words",
-            findings.label_counts,
-            LabelCount._fields,
-            "Label-wise r of maps from some source labels, and from as many random words",
-            "Means and standard deviations over draws, for the targets' held-out logits.",
-        )
-    if findings.layers:
-        rows = [
-            {"pair": score.name, "layer": layer, **score.row()}
-            for layer, scores in findings.layers.items()
-            for score in scores
-        ]
-        caption = "Maps between the logit lenses of each layer, beside their baselines"
-        yield Table.of("logit_lens", rows, caption=caption)
-    yield _influences(findings)
-    yield subjects_table(findings.subjects)
-
-
-def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Table:
-    """Return the headline table: numbers of `PairScore` that have a heading, and Hit@1."""
-    _, headings, formats = columns_of(PairScore)
-    return Table.of(
         "summary",
-        rows,
-        ["pair", *headings, *_HIT1],
+        ranked,
+        ["pair", *formats],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
-        f"{_cautions(findings)}Sorted by r above the control prompt, which names no source. "
+        f"{_cautions(scores)}Sorted by r above the control prompt, which names no source. "
         "Random words: as many in place of the source labels. r above random words: of a few of "
         "either (model.random_labels), not the difference of the columns before. Hit@1: share of "
         "source labels whose highest weight in W leads to a right target label; its best baseline "
         "knows the vocabulary alone. See docs/concepts.md.",
         headline=True,
-        headings=headings | _HIT1,
-        formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )
+    yield Table.of("pairs", scores, number_columns(), "Every score of every pair")
+    yield Table.of(
+        "label_wise",
+        [
+            (score.pair, label, number(r))
+            for score in scores
+            for label, r in zip(texts[score.target].texts, score.label_r, strict=True)
+        ],
+        ("pair", "label", "r"),
+        "Label-wise r of every target label",
+        "Empty where the label never changes.",
+    ).sampled("label", label_mean="r")
+    if findings.path:
+        points = [
+            replace(point[score.ends], best_baseline_1=score.best_baseline_1)
+            for score in scores
+            for point in findings.path
+        ]
+        caption = "Correlation and precision at every ridge strength"
+        yield Table.of("ridge_path", points, _PATH_COLUMNS, caption)
+    if any(score.p is not None for score in scores):
+        columns = ["pair", *number_columns()]
+        yield Table.of("ranking", ranked, columns, "Pairs by how far r lies above its control")
+    if parts := [part for score in scores for part in score.completeness.items()]:
+        columns = ["completeness", "pair", "n_labels", "label_mean", *_HITS[:4]]
+        rows = [{"completeness": kind, **part.row()} for kind, part in parts]
+        yield Table.of("completeness", rows, columns, "Scores by completeness of the target labels")
+    if len(findings.wordings) > len(scores):
+        yield _spread(scores)
+        yield _wordings(findings)
+    if findings.label_counts:
+        yield Table.of(
+            "random_words",
+            findings.label_counts,
+            caption="Label-wise r of maps from some source labels, and from as many random words",
+            note="Means and standard deviations over draws, for the targets' held-out logits.",
+        )
+    influences = [
+        {"pair": score.pair, **influence._asdict()}
+        for score in findings.notable(_MAX_INFLUENCE_TABLES)
+        for influence in top_influences(
+            findings.weights[score.ends],
+            texts[score.source].texts,
+            texts[score.target].texts,
+            reference=findings.layout.references.get(score.ends),
+        )
+    ]
+    hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
+    columns, caption = ["pair", *Influence._fields], "Highest weights of every label"
+    yield Table.of("influences", influences, columns, caption).sampled("label", influenced_1=hit)
+    yield subjects_table(findings.subjects)
 
 
-def _cautions(findings: ProbeFindings) -> str:
+def _cautions(scores: Sequence[PairScore]) -> str:
     """Return for which pairs W must not be read as what the LM knows, and what helps."""
-    rows = [row for one in findings.scores if (row := one.row())["influenced_1"] is not None]
-    low, said = "excess_over_unembedding_low", []
-    if wrong := [row["pair"] for row in rows if row["influenced_1"] < 0.5]:
-        said.append(f"W is imprecise, most source labels lead to a wrong target: {listed(wrong)}.")
-        if not any(row["ridge"] for row in rows):
-            said.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
-    if any(row["ridge"] for row in rows):
-        said.append("A ridge lowers r of the control prompt, too: set model.ridge 0 to compare.")
-    if alike := [row["pair"] for row in rows if row[low] is not None and row[low] <= 0]:
-        said.append(
+    judged = [score for score in scores if score.influenced_1 is not None]
+    has_ridge = any(score.ridge for score in judged)
+    sentences = []
+    if wrong := [score.pair for score in judged if (score.influenced_1 or 0) < 0.5]:
+        sentences.append(
+            f"W is imprecise, most source labels lead to a wrong target: {listed(wrong)}."
+        )
+        if not has_ridge:
+            sentences.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
+    if has_ridge:
+        sentences.append(
+            "A ridge lowers r of the control prompt, too: set model.ridge 0 to compare."
+        )
+    low = {score.pair: score.excess_over_unembedding_low for score in judged}
+    if alike := [pair for pair, bound in low.items() if bound is not None and bound <= 0]:
+        sentences.append(
             "W pairs no more labels right than the vocabulary alone (95 % over source "
             f"labels): {listed(alike)}."
         )
-    return "".join(f"{sentence}\n" for sentence in said)
+    return "".join(f"{sentence}\n" for sentence in sentences)
 
 
-def _wordings(findings: ProbeFindings) -> Iterator[Table]:
+def _spread(scores: Sequence[PairScore]) -> Table:
+    """Return the spread over wordings of the numbers of the headline table."""
+    _, headings, formats = columns_of(PairScore)
+    shown = [name for name in fields_with(PairScore, "has_spread") if name in formats]
     form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
-    spread = [
-        {"pair": score.name, "wordings": score.templates["n"]}
-        | {key: form.format(**score.templates[key]) for key in _SPREAD if key in score.templates}
-        for score in findings.scores
-        if score.templates
+    rows = [
+        {"pair": score.pair, "wordings": spread["n"]}
+        | {name: form.format(**spread[name]) for name in shown if name in spread}
+        for score in scores
+        if (spread := score.templates)
     ]
-    yield Table.of(
-        "spread",
-        spread,
-        ["pair", "wordings", *_SPREAD],
-        "Spread over wordings: mean ± standard deviation (lowest to highest)",
-        headline=True,
-        headings=_SPREAD,
-    )
+    caption = "Spread over wordings: mean ± standard deviation (lowest to highest)"
+    columns = ["pair", "wordings", *shown]
+    return Table.of("spread", rows, columns, caption, headline=True, headings=headings)
+
+
+def _wordings(findings: ProbeFindings) -> Table:
     prompt = {name: one.knowledge.template for name, one in findings.layout.domains.items()}
-    scores = {score.pair: score for score in findings.wordings}
-    rows = [
-        {"pair": "->".join(pair), "wording": i, "source": prompt[one[0]], "target": prompt[one[1]]}
-        | dict(list(scores[one].row().items())[3:])
-        for pair, own in wordings_of(scores).items()
-        for i, one in enumerate(own, start=1)
-    ]
-    yield Table.of("wordings", rows, caption="Every score of every pair in each wording")
-
-
-def _influences(findings: ProbeFindings) -> Table:
-    rows = [
-        {"pair": score.name, **influence._asdict()}
-        for score in findings.notable(_MAX_INFLUENCE_TABLES)
-        for influence in top_influences(
-            *findings.labelled_weights(score), reference=findings.layout.references.get(score.pair)
-        )
-    ]
-    caption = "Highest weights of every label, in both directions"
-    hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
-    table = Table.of("influences", rows, ("pair", *Influence._fields), caption)
-    return table.sampled("label", influenced_1=hit)
+    by_wording = {score.ends: score for score in findings.wordings}
+    rows = []
+    for pair, wordings in wordings_of(by_wording).items():
+        for i, ends in enumerate(wordings, start=1):
+            source, target = (prompt[name] for name in ends)
+            names = {"pair": "->".join(pair), "wording": i, "source": source, "target": target}
+            rows.append(by_wording[ends].row() | names)
+    columns = dict.fromkeys(["pair", "wording", *rows[0]])
+    return Table.of("wordings", rows, [*columns], "Every score of every pair in each wording")
 
 
 class Influence(NamedTuple):
@@ -378,11 +329,10 @@ def top_influences(
     ):
         order = np.argsort(-matrix, axis=1, kind="stable")[:, :n]
         for i, label in enumerate(labels):
-            judged = bool(right[i].any())
             for rank, j in enumerate(order[i], start=1):
-                in_reference = bool(right[i, j]) if judged else None
-                cell = float(matrix[i, j])
-                rows.append(Influence(direction, label, rank, tokens[j], cell, in_reference))
+                is_right = bool(right[i, j]) if right[i].any() else None
+                ends = direction, label, rank, tokens[j]
+                rows.append(Influence(*ends, float(matrix[i, j]), is_right))
     return rows
 
 
@@ -396,7 +346,6 @@ def _figures(
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
-    shown = findings.notable(_MAX_WEIGHT_FIGURES)
     if "correlation_matrix" in tables:
         r = tables["correlation_matrix"].frame.set_index("source")
         # With r of all pairs of enough kinds of knowledge.
@@ -406,44 +355,28 @@ def _figures(
                 "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
             )
             yield Figure("clusters", caption, partial(figures.cluster_heatmap, r, lm, note))
+    pairs = tables["pairs"].frame
     caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
-    yield Figure("nulls", caption, partial(figures.nulls_figure, tables["pairs"].frame, lm))
+    yield Figure("nulls", caption, partial(figures.nulls_figure, pairs, lm))
     if "ranking" in tables:
         caption = "Label-wise r above its control, with 95 % intervals over subjects."
         frame = tables["ranking"].frame
         yield Figure("ranking", caption, partial(figures.ranking_figure, frame, partial_out, lm))
-    if "transitivity" in tables:
-        caption = "Label-wise r of composed maps beside the map of the pair."
-        frame = tables["transitivity"].frame
-        yield Figure("transitivity", caption, partial(figures.transitivity_figure, frame, lm))
-    for name, caption, draw_curves in (
-        (
-            "random_words",
-            "Label-wise r by the number of source labels, beside as many random words.",
-            figures.random_words_figure,
-        ),
-        (
-            "logit_lens",
-            "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines.",
-            figures.logit_lens_figure,
-        ),
-        ("ridge_path", "Label-wise r and Hit@1 along the ridge.", figures.ridge_path_figure),
-    ):
-        if name in tables and shown:
-            yield Figure(name, caption, partial(draw_curves, tables[name].frame, shown, lm))
-    safe = safe_names(score.name for score in shown)
+    shown = findings.notable(_MAX_WEIGHT_FIGURES)
+    names = [score.pair for score in shown]
+    if "ridge_path" in tables and shown:
+        ridges = {score.pair: score.ridge or 0.0 for score in shown}
+        draw = partial(figures.ridge_path_figure, tables["ridge_path"].frame, ridges, lm)
+        yield Figure("ridge_path", "Label-wise r and Hit@1 along the ridge.", draw)
+    safe = safe_names(names)
     for score in shown:
-        source, target = (findings.layout.domains[name] for name in score.pair)
-        wanted = findings.figure_labels or figures.KNOWN_LABELS
-        known = source.places(wanted), target.places(wanted)
         draw = partial(
             figures.top_weights_figure,
-            findings.weights[score.pair],
-            figures.label_names(source),
-            figures.label_names(target),
-            f"W of {score.name} in {lm}",
+            findings.weights[score.ends],
+            findings.layout.domains[score.source],
+            findings.layout.domains[score.target],
+            f"W of {score.pair} in {lm}",
             f"ridge {score.ridge:g}",
-            findings.layout.references.get(score.pair),
-            known,
+            findings.layout.references.get(score.ends),
         )
-        yield Figure(f"weights_{safe[score.name]}", f"Part of W of {score.name}.", draw)
+        yield Figure(f"weights_{safe[score.pair]}", f"Part of W of {score.pair}.", draw)

@@ -12,8 +12,9 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from lincorr_lightning.cli.lightning_cli import run_lightning_cli
 from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import weights_read_once
 from lincorr_lightning.reproduce import plan as planning
@@ -40,7 +40,8 @@ from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
 from lincorr_lightning.version import __version__
 
-CONFIG, STATE = "reproduce.yaml", "reproduction.json"
+CONFIG = "reproduce.yaml"
+STATE = "reproduction.json"
 # Settings that name folders which a run writes, and its LM, which is known by its fingerprint.
 _NOT_READ = {*WRITTEN, "name_or_path", "class_path"}
 _STATE_CACHE = "model.lm.state_cache"
@@ -53,44 +54,64 @@ def reproduce(args: Sequence[str]) -> Path | None:
         The page; None where only the plan is shown, and on ranks other than 0.
     """
     changed = vars(_parser().parse_args(args))
-    config, only_plan = find_config(changed.pop("config")), changed.pop("plan")
+    config = find_config(changed.pop("config"))
+    only_plan = changed.pop("plan")
+    options = dict(map(_option, changed.pop("option")))
     if changed["only"] is not None:
         changed["only"] = [key for key in ",".join(changed["only"]).split(",") if key]
-        if not changed["only"]:
-            raise ConfigError("--only names no table or figure; leave it out for all.")
-    options = dict(map(_option, changed.pop("option") or ()))
-    if any(key.endswith("model.dry_run") for key in options):
-        raise ConfigError("a reproduction has no model.dry_run; --plan shows its runs.")
     settings = planning.read_settings(config, changed, options)
-    files.refuse_url(settings.output, "--output")
-    chosen, folder = planning.select_items(settings.only), Path(settings.output)
+    items = planning.select_items(settings.only)
+    folder = Path(settings.output)
     if not only_plan:
         settings.options.setdefault(_STATE_CACHE, str(folder / "states"))
-    state = State(folder)
-    # Tables of earlier calls stay on the page, and need their runs.
-    items = [
-        item for item in planning.all_items() if item in chosen or item.keys[0] in state.tables
-    ]
-    state.tables = [item.keys[0] for item in items]
+    state = State(folder / STATE)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
         plans = _plan(settings, items, folder)
-        state.check(plans)
-        check_command_lines(plans)
         for plan in plans:
+            state.check(plan)
             print_line("\n".join(planning.describe(plan, items, settings)))
-        if n_earlier := len(items) - len(chosen):
-            print_line(f"{n_earlier} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
             reason = "the plan says why all that was asked for is left out"
             raise ReportError(f"there is nothing to run; {reason}.")
         if only_plan:
             return None
         files.check_writable(folder)
-        state.write()
         termination.current.is_resumable = True
         run_all(plans, state)
     return _write(plans, state, items, settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lincorr reproduce",
+        description="Reproduce the paper's tables and figures on an LM: one page, beside the "
+        "paper's numbers. Runs that are finished in the output folder are not repeated.",
+    )
+    repeat = partial(parser.add_argument, action="append")
+    repeat(
+        "--lm", metavar="NAME_OR_PATH", help="a folder, .gguf file, hub id or tiny-world; repeat"
+    )
+    repeat("--after", metavar="TUNED", help="the LM after post-training; once for each --lm")
+    repeat("--only", metavar="table5,figure3", help="tables and figures; default: all")
+    repeat(
+        "--overlays", metavar="CONFIG", help="config over those of all runs, as trainer/gpu.yaml"
+    )
+    option = "option of all runs, as model.lm.dtype=bfloat16, or of one, as edits.data.n_edits=64"
+    repeat("--option", metavar="KEY=VALUE", default=[], help=option)
+    parser.add_argument("--size", help="quick, paper, or another size of the config")
+    parser.add_argument("--output", help="folder of the runs and of the page")
+    config = "all settings (default: the packaged configs/reproduce.yaml)"
+    parser.add_argument("--config", default=CONFIG, help=config)
+    parser.add_argument("--plan", action="store_true", help="show the plan, and run nothing")
+    return parser
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--option {text}: write KEY=VALUE, as in model.lm.dtype=bfloat16.")
+    return key.removeprefix("--"), files.load_yaml(value)
 
 
 @rank_zero_only
@@ -108,14 +129,16 @@ def _write(plans: list[LMRuns], state: State, items: list[Item], settings: Setti
 
 
 def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRuns]:
-    names, plans = [short_name(path) for path in settings.lm], []
-    if len(twice := [name for name in names if names.count(name) > 1]):
+    names = [short_name(path) for path in settings.lm]
+    plans = []
+    if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"two of the LMs have the name {twice[0]}. Rename one of the folders.")
     for i, name in enumerate(files.safe_names(names).values()):
         lm = LanguageModel(_lm_config(settings.lm[i], settings))
         plan = LMRuns(name, settings.lm[i], settings.after[i] if settings.after else None)
         if plan.after is not None:  # before the LM, which is in memory then as the runs start
-            plan.after_fingerprint = _tuned_fingerprint(plan.after, lm, settings)
+            after = LanguageModel(_lm_config(plan.after, settings))
+            plan.after_fingerprint = dict(after.load().info["fingerprint"])
         planning.plan_runs(plan, lm, items, settings, folder / "runs" / name)
         plan.fingerprint = dict(lm.load().info["fingerprint"])
         plans.append(plan)
@@ -123,140 +146,111 @@ def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRun
 
 
 def _lm_config(path: str, settings: Settings) -> LMConfig:
-    of_lm = {k: v for k, v in settings.options.items() if k.startswith("model.lm.")}
-    options: dict[str, Any] = {k.removeprefix("model.lm."): v for k, v in of_lm.items()}
+    prefix = "model.lm."
+    options = {
+        k.removeprefix(prefix): v for k, v in settings.options.items() if k.startswith(prefix)
+    }
     try:
         return LMConfig(path, **options)
     except TypeError as error:
         raise ConfigError(f"options: {str(error).partition(' ')[2]} of model.lm.*") from error
 
 
-def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict[str, Any]:
-    """Return the fingerprint of a tuned LM, whose tokenizer must be that of the LM."""
-    after = LanguageModel(_lm_config(path, settings))
-    before, tuned = (fingerprint_tokenizer(each.tokenizer, each.prefix) for each in (lm, after))
-    if before != tuned:
-        raise ConfigError(
-            f"{after.config.name_or_path} has another tokenizer than {lm.config.name_or_path}. "
-            "Pass the tuned version of the same LM as --after."
-        )
-    return dict(after.load().info["fingerprint"])
-
-
-def _option(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--option {text}: write KEY=VALUE, as in model.lm.dtype=bfloat16.")
-    return key.removeprefix("--"), files.load_yaml(value)
-
-
-def _parser() -> argparse.ArgumentParser:
-    about = planning.plan_data("command")
-    parser = argparse.ArgumentParser(prog="lincorr reproduce", description=about["description"])
-    for name, (metavar, text) in about["repeated"].items():
-        parser.add_argument(f"--{name}", action="append", metavar=metavar, help=text)
-    parser.add_argument("--size", help="quick, paper, or another size of the config")
-    parser.add_argument("--top", type=int, help="labels in influences_*.csv")
-    parser.add_argument("--output", help="folder of the runs and of the page")
-    config = "all settings (default: the packaged configs/reproduce.yaml)"
-    parser.add_argument("--config", default=CONFIG, help=config)
-    parser.add_argument("--plan", action="store_true", help="show the plan, and run nothing")
-    return parser
-
-
 class State:
-    """What has been done in a folder, kept in ``reproduction.json``."""
+    """What has been done in a folder, kept in ``reproduction.json``.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / STATE
-        # Run -> how it was made (`run_inputs`), its seconds, and its error if there was one.
+    A run of an LM has an entry: how it was made (`run_inputs`), its seconds, and its error if any.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.runs: dict[str, dict[str, Any]] = {}
-        # Tables and figures on the page, and names of LMs, also those asked for earlier.
-        self.tables: list[str] = []
-        self.lms: list[str] = []
-        if self.path.is_file():
-            old = files.read_json(self.path, ConfigError, "Remove the folder, or name another one.")
-            self.runs, self.tables, self.lms = old["runs"], old["tables"], old["lms"]
+        if path.is_file():
+            way_out = "Remove the folder, or name another one."
+            self.runs = files.read_json(path, ConfigError, way_out)["runs"]
 
-    def entry(self, plan: LMRuns, run: PlannedRun) -> Mapping[str, Any]:
-        """Return what is known of a run; empty if it was not begun."""
-        return self.runs.get(f"{plan.name}/{run.name}", {})
+    @rank_zero_only
+    def write(self) -> None:
+        """Write the file."""
+        files.write_json(self.path, {"runs": self.runs})
 
     def fill_in(self, plan: LMRuns) -> None:
         """Add the finished runs of an LM to its plan, and why others are missing."""
         for run in plan.runs:
-            entry, saved = self.entry(plan, run), run.saved()
+            entry = self.runs.get(f"{plan.name}/{run.name}", {})
             plan.seconds[run.name] = entry.get("seconds", 0.0)
+            saved = run.saved()
             if saved is not None:
                 plan.finished[run.name] = saved
             else:
                 plan.errors[run.name] = entry.get("error", "not finished")
 
-    def check(self, plans: Sequence[LMRuns]) -> None:
-        """Refuse to go on with finished runs that were made in another way, or of other LMs."""
-        names = [plan.name for plan in plans]
-        if self.lms and not set(names) & set(self.lms):
-            raise ConfigError(
-                f"{self.path.parent} holds a reproduction of {' and '.join(self.lms)}. Name "
-                "another folder as --output; for one page of several LMs, repeat --lm for each."
-            )
-        for plan, run in ((one, run) for one in plans for run in one.runs):
-            earlier = self.entry(plan, run).get("inputs")
-            if earlier is None or not run.results_file.is_file():
+    def check(self, plan: LMRuns) -> None:
+        """Refuse to go on with finished runs that were made in another way."""
+        for run in plan.runs:
+            earlier = self.runs.get(f"{plan.name}/{run.name}", {}).get("inputs")
+            if earlier is None or not run.is_finished:
                 continue
-            inputs = run_inputs(run, plan)
-            both = ((key, earlier.get(key), inputs.get(key)) for key in {**earlier, **inputs})
-            if differ := [(key, json.dumps(a), json.dumps(b)) for key, a, b in both if a != b]:
-                changed = "; ".join(f"{key} was {was} and is {now}" for key, was, now in differ[:5])
+            now = run_inputs(run, plan)
+            changed = [
+                f"{key} was {earlier.get(key)} and is {now.get(key)}"
+                for key in {**earlier, **now}
+                if earlier.get(key) != now.get(key)
+            ]
+            if changed:
                 raise ConfigError(
                     f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "
-                    f"{changed}. Name another folder as --output, or go on with the same settings."
+                    f"{'; '.join(changed[:5])}. Name another folder as --output, or go on with the "
+                    "same settings."
                 )
-        self.lms = list(dict.fromkeys([*self.lms, *names]))
-
-    @rank_zero_only
-    def write(self) -> None:
-        """Write the file."""
-        files.write_json(self.path, {"lms": self.lms, "tables": self.tables, "runs": self.runs})
 
 
 def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
-    """Return all that a run's numbers depend on: version, LM, options, and contents of files."""
-    inputs, home = {"lincorr-lightning": __version__}, run.folder.parent.resolve()
-    prints = plan.after_fingerprint if run.study == "after" else plan.fingerprint
-    inputs |= {f"{part} of the LM": value for part, value in prints.items()}
-    for argument in run.arguments:
-        key, equals, value = argument.partition("=")
-        if key.startswith(f"--{_STATE_CACHE}"):  # which changes their rounding at most
-            continue
-        name = key if equals else f"argument {argument}"
-        inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
-    for path in dict.fromkeys(_read_paths(run)):
-        with suppress(OSError, ValueError):  # such as of a text that is no path
-            place = Path(path).resolve()
-            # Other runs of the folder have inputs of their own.
-            if home not in (place, *place.parents) and place not in home.parents:
-                name = f"content of {place.name}"
-                inputs[f"content of {path}" if name in inputs else name] = _digest(place)
-    return inputs
+    """Return all that a run's numbers depend on: version, LM, settings, and contents of files.
+
+    Settings whose text is the path of a file or folder have a hash of its content.
+    """
+    settings: dict[str, list[str]] = {}
+    for source in _settings_of(run):
+        by_key: dict[str, list[str]] = {}
+        for key, value in leaves(source):
+            by_key.setdefault(key, []).append(_with_content(key, value, run.folder.parent))
+        settings |= by_key
+    fingerprint = plan.after_fingerprint if run.study == "after" else plan.fingerprint
+    return {
+        "lincorr-lightning": __version__,
+        **{f"{part} of the LM": value for part, value in fingerprint.items()},
+        # The states that are kept change a number's rounding at most.
+        **{k: ", ".join(v) for k, v in settings.items() if not k.startswith(_STATE_CACHE)},
+    }
 
 
-def _read_paths(run: PlannedRun) -> Iterator[str]:
-    """Yield a run's configs, and all texts among its settings that may be paths to read."""
+def _settings_of(run: PlannedRun) -> Iterator[dict[str, Any]]:
+    """Yield a run's configs, and each of its options."""
     words = iter(run.arguments[1:])
     for word in words:
-        key, _, text = word.removeprefix("--").partition("=")
-        content: Any = {key: text}
         if word == "--config":
-            yield (path := next(words))
-            content = read_config(path)
-        else:
-            with suppress(ValueError, yaml.YAMLError):
-                content = {key: files.load_yaml(text)}
-        for key, value in leaves(content):
-            # An empty text is no path, though it would be that of the working directory.
-            if value and isinstance(value, str) and key.rpartition(".")[2] not in _NOT_READ:
-                yield value
+            yield read_config(next(words))
+            continue
+        key, _, text = word.removeprefix("--").partition("=")
+        try:
+            yield {key: files.load_yaml(text)}
+        except (ValueError, yaml.YAMLError):
+            yield {key: text}
+
+
+def _with_content(key: str, value: Any, home: Path) -> str:
+    """Return a setting as text, with a hash if it names a file that the run reads.
+
+    Runs in the folder `home`, which may be moved, have inputs of their own.
+    """
+    text = str(value)
+    if isinstance(value, str) and value and key.rpartition(".")[2] not in _NOT_READ:
+        with suppress(OSError, ValueError):  # such as of a text that is no path
+            place, root = Path(value).resolve(), home.resolve()
+            if root not in (place, *place.parents) and place not in root.parents:
+                return f"{text} ({_digest(place)})"
+    return text.replace(str(home), "")
 
 
 def _digest(path: Path) -> str:
@@ -275,13 +269,16 @@ def run_all(plans: Sequence[LMRuns], state: State) -> None:
         print_line(f"[{number}/{total}] {plan.name}: {run.name}")
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # until rank 0 has written what comes before
-        start, entry = time.perf_counter(), dict[str, Any](inputs=run_inputs(run, plan))
+        start = time.perf_counter()
+        entry: dict[str, Any] = {"inputs": run_inputs(run, plan)}
         try:
             _make(run, plan)
         except Exception as error:
             entry["error"] = str(error)
             if not isinstance(error, LincorrError):
                 traceback.print_exc()
+                if torch.distributed.is_initialized():
+                    raise  # the other ranks would wait for this one
                 entry["error"] = f"{type(error).__name__}: {error}"
             print_line(f"  failed: {entry['error']}")
         gc.collect()  # modules and trainers refer to each other
@@ -290,25 +287,10 @@ def run_all(plans: Sequence[LMRuns], state: State) -> None:
         state.write()
 
 
-def check_command_lines(plans: Sequence[LMRuns]) -> None:
-    """Parse a command line of each study, before anything runs."""
-    for study, run in {run.study: run for plan in plans for run in plan.runs}.items():
-        try:
-            with redirect_stdout(io.StringIO()), suppress(SystemExit):  # after it has printed
-                run_lightning_cli([*run.arguments, "--print_config"])
-        except ConfigError as error:
-            raise ConfigError(
-                f"options of the runs, {study}: {error} An option of one study is written as "
-                "--option STUDY.KEY=VALUE, as in edits.data.n_edits=64."
-            ) from error
-
-
 def _make(run: PlannedRun, plan: LMRuns) -> None:
     rank_zero_only(shutil.rmtree)(run.folder, ignore_errors=True)  # of a run that was stopped
     lm = plan.after if run.study == "after" and plan.after else plan.lm
-    lines = "false" if sys.stderr.isatty() else "true"  # of progress, for the log of a long run
     command = [*run.arguments, f"--model.lm.name_or_path={lm}"]
-    command.append(f"--trainer.enable_progress_bar={lines}")
     if run.probe is not None:
         frame = SavedRun.read(run.probe).table("subjects").frame
         subjects = [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]

@@ -9,29 +9,41 @@ from pandas import DataFrame, concat
 from scipy.stats import binomtest
 
 from lincorr_lightning.functional import Outcome
-from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.reproduce import agreement
-from lincorr_lightning.reproduce.plan import Item, LMRuns, Settings, left_out, plan_data
-from lincorr_lightning.results import paper as the_paper
-from lincorr_lightning.results.paper import PaperInfluences, PaperNumber
+from lincorr_lightning.reproduce.agreement import agreement_tables, table_numbers
+from lincorr_lightning.reproduce.plan import (
+    Item,
+    LMRuns,
+    Settings,
+    left_out,
+    plan_data,
+    relation_probe,
+)
+from lincorr_lightning.results.paper import (
+    PaperInfluences,
+    PaperNumber,
+    differing_settings,
+    paper_influences,
+    quantities,
+    size_figure,
+)
 from lincorr_lightning.results.plots import BLUE, GREY, correlation_heatmap, curves
-from lincorr_lightning.results.report import PageSection, over_sizes, write_page
+from lincorr_lightning.results.report import PageSection, write_page
 from lincorr_lightning.results.results import Figure
-from lincorr_lightning.results.table import Table, show
+from lincorr_lightning.results.table import Table, clean, show
 
 _ENDS = ["source", "target"]
 _PROBE, _AFTER = "probe_attribute", "after_attribute"
 _WHEN = {"before": GREY, "after": BLUE}
 _N_CASES = 4
+_MAX_PANELS = 6
 _WHY = "the end of the page says why"
 
 
 def write_reproduction(
     items: Sequence[Item], lms: Sequence[LMRuns], settings: Settings, folder: Path
 ) -> Path:
-    """Write ``report.html``, tables as ``.md`` and ``.tex``, and the influences of all pairs."""
+    """Write ``report.html``, and tables as ``.md`` and ``.tex``; return the page."""
     sections = [_section(item, lms) for item in items]
     sections.append(PageSection("Runs", "runs", tables=[runs_table(lms)]))
     if rows := [[lm.name, *row] for lm in lms for row in left_out(lm, items, len(lms))]:
@@ -39,13 +51,8 @@ def write_reproduction(
         table = Table.of("left_out", rows, columns, "What was not measured", headline=True)
         sections.append(PageSection("Left out", "left_out", tables=[table]))
     places = [place for item in items for place in item.places]
-    for lm in lms:
-        for name in set(plan_data("groups")["PROBES"]) & lm.linear_maps.keys():
-            path = folder / f"influences_{lm.name}_{name.removeprefix('probe_')}.csv"
-            rows_of_map = influence_rows(lm.linear_maps[name], settings.top)
-            write_csv(path, ("pair", "direction", "label", "tokens"), rows_of_map)
     title = f"The paper on {', '.join(lm.name for lm in lms)}"
-    overview = agreement.agreement_tables(places, lms, settings.size)
+    overview = agreement_tables(places, lms, settings.size)
     return write_page(folder, title, overview, sections, sum(len(lm.finished) for lm in lms))
 
 
@@ -54,8 +61,8 @@ def _section(item: Item, lms: Sequence[LMRuns]) -> PageSection:
     if needed or not any(name in lm.finished for lm in lms for name in item.runs):
         note = f"Not measured: {f'it needs {needed}' if needed else _WHY}."
         return PageSection(item.heading, item.keys[0], note=note)
-    tables = [compare(place, item, lms) for place in item.places if agreement.table_numbers(place)]
-    printed = (each for each in the_paper.paper_influences() if each.place == item.places[0])
+    tables = [compare(place, item, lms) for place in item.places if table_numbers(place)]
+    printed = (each for each in paper_influences() if each.place == item.places[0])
     tables += filter(None, (compare_influences(lm, each) for each in printed for lm in lms))
     tables += filter(None, map(cases_table, lms)) if item.places[0] == "Table 6" else ()
     return PageSection(item.heading, item.keys[0], (), tables, [*_figures(item, lms)])
@@ -66,7 +73,7 @@ def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
 
     A row per relation (or answer) has each quantity in the paper, here, and the difference.
     """
-    numbers = agreement.table_numbers(place)
+    numbers = table_numbers(place)
     columns = ["relation", "answer", "group", "heading"]
     frame = DataFrame(_cells(item, numbers, lms), columns=[*columns, "text"]).pivot_table(
         "text", columns[:2], columns[2:], aggfunc="first", fill_value="", sort=False
@@ -86,11 +93,13 @@ def _cells(
 ) -> Iterator[tuple[str, ...]]:
     """Yield relation, answer, group, heading and text of each cell of `compare`."""
     rows = [(number, (number.relation, number.answer)) for number in numbers]
-    for one, row in rows:
-        yield *row, f"paper, {one.lm}", one.quantity.heading, one.quantity.show(one.value)
+    for number, row in rows:
+        quantity = number.quantity
+        yield *row, f"paper, {number.lm}", quantity.heading, quantity.show(number.value)
     for lm in lms:
         for number, row in rows:
-            value, quantity = lm.number(number), number.quantity
+            value = lm.number(number)
+            quantity = number.quantity
             difference = value is not None and quantity.difference(value - number.value)
             text = difference and f"{quantity.show(value)} ({difference.removesuffix(' points')})"
             yield *row, lm.name, quantity.heading, text or ""
@@ -106,7 +115,8 @@ def _further_cells(item: Item, lm: LMRuns, relation: str) -> Iterator[tuple[str,
             for way, rates in lm.random_hits(relation).items():
                 yield f"random {way} @1 @3 @5", " ".join(show(rate, ".2f") for rate in rates)
         elif name == "generalized_interval":
-            n, share = lm.find("n_edits", relation), lm.find("generalized", relation)
+            n = lm.find("n_edits", relation)
+            share = lm.find("generalized", relation)
             if n and share is not None:
                 low, high = binomtest(round(share * n), int(n)).proportion_ci(method="wilson")
                 yield "generalized, 95 %", f"{low:.0%} to {high:.0%}"
@@ -114,22 +124,24 @@ def _further_cells(item: Item, lm: LMRuns, relation: str) -> Iterator[tuple[str,
             r, error = (lm.find(f"gradient_correlation{end}", relation) for end in ("", "_error"))
             # Edits that are trained together are no sample: they have no error.
             if r is not None and error is not None:
-                low, high = r - 1.96 * error, min(r + 1.96 * error, 1)
-                yield "gradient r, 95 %", f"{show(low, '.2f')} to {show(high, '.2f')}"
+                low = show(r - 1.96 * error, ".2f")
+                high = show(min(r + 1.96 * error, 1), ".2f")
+                yield "gradient r, 95 %", f"{low} to {high}"
         elif (value := lm.find(name, relation)) is not None:
-            yield the_paper.quantities()[name].heading, the_paper.quantities()[name].show(value)
+            yield quantities()[name].heading, quantities()[name].show(value)
 
 
 def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequence[str]) -> str:
     """Return sentences on whether LMs and settings are the paper's."""
-    is_after, parts = any(run.startswith("after") for run in runs), []
+    is_after = any(run.startswith("after") for run in runs)
+    parts = []
     for lm in lms:
         name = (is_after and lm.after) or lm.lm
         is_same = any(number.is_about(name) for number in numbers)
         parts.append(f"{lm.name}: {'' if is_same else 'another LM than '}the paper's")
     used = [run for lm in lms for name, run in lm.finished.items() if name in runs]
     for study in dict.fromkeys(number.quantity.study for number in numbers):
-        of_runs = (the_paper.differing_settings(run) for run in used if run.study == study)
+        of_runs = (differing_settings(run) for run in used if run.study == study)
         if differing := ", ".join(dict.fromkeys(part for differ in of_runs for part in differ)):
             parts.append(f"{study}: {differing}")
     return f"{'; '.join(parts)}. In brackets: here minus paper; of percentages, in points."
@@ -137,24 +149,23 @@ def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequen
 
 def runs_table(lms: Sequence[LMRuns]) -> Table:
     """Return all runs: what they measured, how long they took, and where they are."""
+    columns = ["LM", "run", "subjects to fit", "to test", "edits", "dtype", "seconds", "folder"]
     rows = [
-        {
-            "LM": lm.name,
-            "run": name,
-            "subjects to fit": run.values.get("n_fit"),
-            "to test": run.values.get("n_test"),
-            "edits": run.values.get("n_edits"),
-            "dtype": run.lm.get("dtype"),
-            "seconds": lm.seconds.get(name),
-            "folder": str(run.folder),
-        }
+        [
+            lm.name,
+            name,
+            *(run.values.get(key) for key in ("n_fit", "n_test", "n_edits")),
+            run.lm.get("dtype"),
+            lm.seconds.get(name),
+            str(run.folder),
+        ]
         for lm in lms
         for name, run in lm.finished.items()
     ]
     total = sum(seconds for lm in lms for seconds in lm.seconds.values())
     note = f"{total / 60:,.0f} minutes in all. `lincorr report` makes a page of each run."
     formats = dict.fromkeys(("subjects to fit", "to test", "edits", "seconds"), ",.0f")
-    return Table.of("runs", rows, (), "Runs", note, headline=True, formats=formats)
+    return Table.of("runs", rows, columns, "Runs", note, headline=True, formats=formats)
 
 
 def cases_table(lm: LMRuns) -> Table | None:
@@ -166,7 +177,7 @@ def cases_table(lm: LMRuns) -> Table | None:
     outcomes = (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     shown = concat([cases[cases["outcome"] == outcome].head(_N_CASES) for outcome in outcomes])
     note = f"The first {_N_CASES} edits of each outcome, of {len(cases)}."
-    headings = plan_data("cases")
+    headings = plan_data()["cases"]
     formats = {name: ".2f" for name in headings if name.startswith("weight")}
     return Table("cases", shown[[*headings]], f"Cases of {lm.name}", note, True, headings, formats)
 
@@ -176,34 +187,32 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
 
     There is a row per label of the paper that is a label here. None if the LM lacks the relation.
     """
-    here, _ = agreement.lists_here(lm, printed)
-    if here is None:
+    weights = lm.linear_maps.get(relation_probe(printed.relation) or "")
+    if weights is None or printed.relation not in weights.pairs:
         return None
-    ends, paper = printed.relation.split("->"), printed.labels
-    label, token = ends if printed.direction == "influenced" else reversed(ends)
-    rows = [
-        [name, ", ".join(paper[name]), ", ".join(labels), len({*paper[name]} & {*labels})]
-        for name, labels in here.items()
-    ]
+    w = weights.weight(printed.relation).numpy()
+    ends = printed.relation.split("->")
+    labels, others = ([text.strip() for text in weights.labels(end)] for end in ends)
+    if printed.direction == "influencing":
+        ends, labels, others, w = ends[::-1], others, labels, w.T
+    rows = []
+    for label, in_paper in printed.labels.items():
+        if label in labels:
+            best = (-w[:, labels.index(label)]).argsort(kind="stable")[: printed.n]
+            here = [others[i] for i in best]
+            shared = len({*in_paper} & {*here})
+            rows.append([label, ", ".join(in_paper), ", ".join(here), shared])
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
     return Table.of(
         "influences",
         rows,
-        [label, f"paper, {printed.lm}", lm.name, "shared"],
-        f"{printed.relation} in {lm.name}: the {printed.n} labels of {token} with the highest "
+        [ends[0], f"paper, {printed.lm}", lm.name, "shared"],
+        f"{printed.relation} in {lm.name}: the {printed.n} labels of {ends[1]} with the highest "
         "weights",
         note,
         headline=True,
         formats={"shared": "d"},
     )
-
-
-def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:
-    """Yield pair, direction, label, and the `n` labels with the highest weights, of all pairs."""
-    for pair in weights.pairs:
-        for direction, labels in agreement.strongest(weights, pair, n).items():
-            for label, tokens in labels.items():
-                yield [pair, direction, label, ", ".join(tokens)]
 
 
 def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
@@ -212,8 +221,8 @@ def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
         for figure in lm.finished[run].figures if run in lm.finished else ():
             if figure.name == name:
                 yield replace(figure, caption=f"{item.numbers}, {lm.name}: {figure.caption}")
-    if "Figure 4" in item.places:
-        yield from over_sizes([lm.finished[_PROBE] for lm in lms if _PROBE in lm.finished])
+    if "Figure 4" in item.places and len(probed := [lm for lm in lms if _PROBE in lm.finished]) > 1:
+        yield from _precision_over_sizes(probed)
     if "Figure 20" in item.places:
         yield from _resilience_over_sizes(lms)
     if "Figure 22" in item.places:
@@ -221,7 +230,8 @@ def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
 
 
 def _languages(lm: LMRuns) -> Iterator[Figure]:
-    catalogue, run = Catalogue.load(), lm.finished.get("probe_cross_language")
+    catalogue = Catalogue.load()
+    run = lm.finished.get("probe_cross_language")
     pairs = DataFrame(run.values["pairs"] if run is not None else [])
     if pairs.empty or pairs["label_mean"].isna().all():
         return
@@ -248,8 +258,48 @@ def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
     if len(rows) < 2 * len(_WHEN):
         return
-    frame, title = DataFrame(rows, columns=["LM", "when", "r"]), "Label-wise r after post-training"
+    frame = DataFrame(rows, columns=["LM", "when", "r"])
+    title = "Label-wise r after post-training"
     labels = ("", "mean label-wise r")
     draw = partial(curves, frame, "LM", "r", "when", colours=_WHEN, title=title, labels=labels)
     caption = "Figure 20: mean label-wise r of attributes, before and after post-training."
     yield Figure("resilience", caption, draw)
+
+
+def _precision_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
+    """Yield Hit@N of W by LM (figure 4)."""
+    place, lines = size_figure()
+    random_order = [
+        line._replace(path=line.path.replace(".precision.", ".precision.chance.")) for line in lines
+    ]
+    runs = {f"{lm.name} ({lm.finished[_PROBE].size})": lm.finished[_PROBE] for lm in lms}
+    first, *_ = runs.values()
+    pairs = [f"{pair['source']}->{pair['target']}" for pair in first.values["pairs"]]
+    pairs = [
+        pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs.values())
+    ]
+    if not pairs:
+        return
+    rows = [
+        (clean(pair), name, line.heading, is_chance, line.of(run, pair))
+        for pair in pairs[:_MAX_PANELS]
+        for is_chance, quantities in ((False, lines), (True, random_order))
+        for line in quantities
+        for name, run in runs.items()
+    ]
+    frame = DataFrame(rows, columns=["pair", "LM", "line", "chance", "value"])
+    draw = partial(
+        curves,
+        frame.astype({"value": float}),
+        "LM",
+        "value",
+        "line",
+        "pair",
+        "chance",
+        title="Precision of W by LM",
+        subtitle="LMs in their order; dotted: weights in random order",
+        labels=("LM", "Hit@N"),
+        each=lambda axes, *_: axes.set_ylim(-0.03, 1.03),
+    )
+    left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
+    yield Figure("sizes", f"Hit@N of W by LM (paper, {place}){left_out}.", draw)

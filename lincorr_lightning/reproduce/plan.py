@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import permutations
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import yaml
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import PositiveInt
 
 from lincorr_lightning.cli.config import find_config, read_config
 from lincorr_lightning.cli.option_errors import explain
@@ -25,31 +24,16 @@ from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import count_subjects
 from lincorr_lightning.results.paper import PaperNumber, paper_numbers, paper_section, quantities
 from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun, config_verb
 
-LINEAR_MAP, VERSION = "linear_map", "version_0"
-_MAX_SUBJECTS = 10_000  # the paper's
+_LINEAR_MAP = "linear_map"
+_VERSION = "version_0"
 _NAMES = "name_country->country"
 _CONTROL = "color"  # knowledge that an edit should not change, as a null of table 5
-
-
-class StudyConfig(TypedDict):
-    """Config of a study, packaged or a path, and options of `lincorr` that are changed in it."""
-
-    config: str
-    options: dict[str, Any]
-
-
-class Size(TypedDict):
-    """The studies: the probes, the edits, the ablations, and the probes' maps on the tuned LM."""
-
-    probe: StudyConfig
-    edits: StudyConfig
-    ablation: StudyConfig
-    after: StudyConfig
+# An edit has fewer steps: only its end, and its first gradient, are measured.
+_EVERY_N_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -60,30 +44,19 @@ class Settings:
     after: list[str]
     size: str
     only: list[str]
-    top: PositiveInt
     output: str
     overlays: list[str]
     options: dict[str, Any]
-    sizes: dict[str, Size]
+    sizes: dict[str, dict[str, dict[str, Any]]]
 
     @property
-    def studies(self) -> Mapping[str, StudyConfig]:
-        """Configs of the chosen size, by study."""
-        studies: Any = self.sizes[self.size]
-        return dict(studies)
-
-    def option(self, study: str, key: str) -> Any:
-        """Return an option of a study, as ``data.n_subjects``; None if it has none."""
-        options = {**self.options, **self.studies[study]["options"]}
-        if key in options:
-            return options[key]
-        part, _, name = key.partition(".")
-        config: Any = read_config(find_config(self.studies[study]["config"]))
-        return config.get(part, {}).get("init_args", {}).get(name)
+    def studies(self) -> Mapping[str, dict[str, Any]]:
+        """Config and options of each study of the chosen size."""
+        return self.sizes[self.size]
 
 
 def read_settings(path: str, changed: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
-    """Read the settings from a YAML file.
+    """Read the settings from a YAML file; raise ConfigError if they are not valid.
 
     Those `changed` replace the file's; None leaves a setting as it is. `options` come before those
     of the file: of all runs, as ``model.lm.dtype``, or of one study, as ``edits.data.n_edits``.
@@ -97,19 +70,22 @@ def read_settings(path: str, changed: Mapping[str, Any], options: Mapping[str, A
         raise ConfigError(f"{path}: {explain(error, ['--config', path], parser)}") from error
     if settings.size not in settings.sizes:
         raise ConfigError(f"size is {settings.size!r}; {path} has {', '.join(settings.sizes)}.")
+    if missing := {"probe", "edits", "ablation", "after"} - settings.studies.keys():
+        raise ConfigError(f"{path}: sizes.{settings.size} lacks {', '.join(sorted(missing))}.")
     if not settings.lm:
         raise ConfigError("name an LM, as in: lincorr reproduce --lm MY/CHECKPOINT")
     if settings.after and len(settings.after) != len(settings.lm):
-        numbers = f"there are {len(settings.after)} tuned LMs for {len(settings.lm)} LMs"
-        way_out = "Pass --after once for each --lm, in the same order, or not at all."
-        raise ConfigError(f"{numbers}. {way_out}")
+        raise ConfigError(
+            f"there are {len(settings.after)} tuned LMs for {len(settings.lm)} LMs. Pass --after "
+            "once for each --lm, in the same order, or not at all."
+        )
     studies = settings.studies
     everywhere = {k: v for k, v in options.items() if k.partition(".")[0] not in studies}
     settings.options.update(everywhere)
     for study, config in studies.items():
-        of_study = {k: v for k, v in options.items() if k.partition(".")[0] == study}
-        own = {key.partition(".")[2]: value for key, value in of_study.items()}
-        config["options"].update(everywhere | own)
+        prefix = f"{study}."
+        of_study = {k.removeprefix(prefix): v for k, v in options.items() if k.startswith(prefix)}
+        config["options"].update(everywhere | of_study)
     return settings
 
 
@@ -152,38 +128,30 @@ class Item:
 
 
 @cache
-def _data() -> Mapping[str, Any]:
+def plan_data() -> Mapping[str, Any]:
+    """Return the content of ``plan.yaml``."""
     return dict(yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8")))
-
-
-def plan_data(part: str) -> Mapping[str, Any]:
-    """Return a part of ``plan.yaml``, such as ``runs``."""
-    return dict(_data()[part])
 
 
 @cache
 def all_items() -> tuple[Item, ...]:
     """Return all tables and figures in the paper's order."""
-    groups, found = plan_data("groups"), []
-    for entry in _data()["items"]:
+    groups = plan_data()["groups"]
+    items = []
+    for entry in plan_data()["items"]:
         runs = tuple(run for name in entry["runs"] for run in groups.get(name, [name]))
-        found.append(Item(**entry | {"places": tuple(entry["places"]), "runs": runs}))
-    return tuple(found)
-
-
-@cache
-def tables_served() -> Mapping[str, str]:
-    """Return the runs that serve one table alone, and their tables."""
-    return {name: one["table"] for name, one in plan_data("runs").items() if "table" in one}
+        items.append(Item(**entry | {"places": tuple(entry["places"]), "runs": runs}))
+    return tuple(items)
 
 
 def select_items(only: Sequence[str]) -> list[Item]:
     """Return the items of some tables and figures; all if none is named."""
     known = [key for item in all_items() for key in item.keys]
     wanted = {name.lower().replace(" ", ""): name for name in only}
-    for name in (name for key, name in wanted.items() if key not in known):
-        known_keys = ", ".join(known)
-        raise ConfigError(f"there is no table or figure {name!r} to reproduce, only {known_keys}.")
+    for key, name in wanted.items():
+        if key not in known:
+            names = ", ".join(known)
+            raise ConfigError(f"there is no table or figure {name!r} to reproduce, only {names}.")
     return [item for item in all_items() if not only or not wanted.keys().isdisjoint(item.keys)]
 
 
@@ -192,22 +160,22 @@ class PlannedRun:
     """A run of `lincorr`."""
 
     name: str  # as edits_city->country
-    folder: Path  # that of its version_0
+    folder: Path
     study: str  # of a size, as edits
     arguments: tuple[str, ...]  # the command line without the LM
     probe: Path | None = None  # edits are of subjects that its maps were not fitted on
     answers: tuple[str, ...] = ()  # of the edits, one each; empty if they are sampled
 
-    @property
-    def results_file(self) -> Path:
-        """What the run has when it is finished."""
-        return self.folder / VERSION / RESULTS_FILE
-
     def saved(self) -> SavedRun | None:
         """Return the finished run; None if it is not finished, or its files are damaged."""
         with suppress(ReportError):
-            return SavedRun.read(self.results_file.parent) if self.results_file.is_file() else None
+            return SavedRun.read(self.folder / _VERSION)
         return None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has results, whatever version of this package wrote them."""
+        return (self.folder / _VERSION / RESULTS_FILE).is_file()
 
 
 @dataclass
@@ -220,7 +188,6 @@ class LMRuns:
     tokenizer: Any = None
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     after_fingerprint: Mapping[str, str] = field(default_factory=dict)
-    n_subjects: int = 0  # that the vocabulary has
     labels: dict[str, list[str]] = field(default_factory=dict)  # by kind of knowledge
     left_out: dict[str, str] = field(default_factory=dict)  # run or kind of knowledge -> why
     runs: list[PlannedRun] = field(default_factory=list)
@@ -235,7 +202,7 @@ class LMRuns:
         for name, run in self.finished.items():
             with suppress(LinearMapError):
                 if run.study == "linear_probe":
-                    maps[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
+                    maps[name] = LinearMap.from_pretrained(run.folder / _LINEAR_MAP)
         return maps
 
     def find(self, quantity: str, relation: str, answer: str = "", place: str = "") -> float | None:
@@ -243,9 +210,9 @@ class LMRuns:
 
         `place` is the table of the paper that shows it: some have runs of their own.
         """
-        tables = tables_served()
-        own = place if place in tables.values() else None
-        runs = (run for name, run in self.finished.items() if tables.get(name) == own)
+        tables = plan_data()["table_of_run"]
+        table = place if place in tables.values() else None
+        runs = (run for name, run in self.finished.items() if tables.get(name) == table)
         values = (quantities()[quantity].of(run, relation, answer) for run in runs)
         return next((value for value in values if value is not None), None)
 
@@ -255,7 +222,7 @@ class LMRuns:
 
     def null(self, quantity: str, relation: str) -> float | None:
         """Return the strongest null of a quantity as measured here; None if it has none."""
-        if nulls := plan_data("nulls").get(quantity):
+        if nulls := plan_data()["nulls"].get(quantity):
             values = [self.find(null, relation) for null in nulls]
             return max((value for value in values if value is not None), default=None)
         # Of Hit@N, it is that of weights in random order.
@@ -282,32 +249,22 @@ def plan_runs(
 ) -> None:
     """Add the runs that tables and figures need to the plan of an LM, in folders below `folder`."""
     plan.tokenizer = lm.tokenizer
-    keys = ("data.words_per_subject", "data.subject_kind")
-    words, kind = (settings.option("probe", key) for key in keys)
-    plan.n_subjects = count_subjects(lm.tokenizer, words or 1, kind or "any")
     _read_labels(plan)
     wanted = [item for item in items if not item.lacks(plan.after is not None, len(settings.lm))]
     distinct = dict.fromkeys(name for item in wanted for name in item.runs)
     names = sorted(distinct, key=lambda name: not name.startswith("probe"))  # others use their maps
-    folders = safe_names(names)
-    for name in names:
+    for name, safe_name in safe_names(names).items():
         try:
-            plan.runs.append(_plan_run(name, folder / folders[name], plan, settings))
+            plan.runs.append(_plan_run(name, folder / safe_name, plan, settings))
         except _LeftOutError as reason:
             plan.left_out[name] = str(reason)
-
-
-def _wanted_subjects(settings: Settings, study: str) -> int:
-    wanted = settings.option(study, "data.n_subjects")
-    if not isinstance(wanted, int | None):
-        raise ConfigError(f"data.n_subjects is {wanted!r}; it must be a whole number or null.")
-    return _MAX_SUBJECTS if wanted is None else wanted
 
 
 def _read_labels(plan: LMRuns) -> None:
     """Find the labels of each kind of knowledge; note which have none, and why."""
     for domain in audit_domains(Catalogue.load().values(), plan.tokenizer):
-        name, labels = domain.knowledge.name, [text.strip() for text in domain.texts]
+        name = domain.knowledge.name
+        labels = [text.strip() for text in domain.texts]
         if unknown := ", ".join(unknown_words(domain.knowledge, plan.tokenizer)):
             plan.left_out[name] = f"the vocabulary lacks words of the prompt: {unknown}"
         elif len(labels) < 2:
@@ -317,9 +274,9 @@ def _read_labels(plan: LMRuns) -> None:
             plan.labels[name] = labels
 
 
-def _family_pairs(family: str, plan: LMRuns) -> list[str]:
+def _family_pairs(family: str, known: Iterable[str]) -> list[str]:
     """Return the pairs of a family: all, and for cross_language those of one kind of knowledge."""
-    catalogue, known = Catalogue.load(), plan.labels
+    catalogue = Catalogue.load()
     names = [name for name in known if catalogue[name].family == family]
     groups = [names]
     if family == "cross_language":
@@ -327,7 +284,7 @@ def _family_pairs(family: str, plan: LMRuns) -> list[str]:
         kinds = dict.fromkeys(catalogue[name].kind for name in names)
         groups = [[n for n in known if of_kind[n] == k and n in (k, *names)] for k in kinds]
     pairs = [f"{s}->{t}" for group in groups for s, t in permutations(group, 2)]
-    if family == "simile" and set(_NAMES.split("->")) <= known.keys():
+    if family == "simile" and {*_NAMES.split("->")} <= {*known}:
         pairs.append(_NAMES)  # tables 8, 9 and 14 have a pair whose target is an attribute
     if not pairs:
         raise _LeftOutError(f"fewer than two kinds of knowledge of the family {family} have labels")
@@ -346,59 +303,80 @@ def relation_probe(relation: str) -> str | None:
 
 def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> PlannedRun:
     study, _, subject = name.partition("_")
-    entry = plan_data("runs").get(name) or plan_data("runs")[study]
-    if study in ("probe", "after"):
-        pairs = [entry["relation"]] if "relation" in entry else _family_pairs(subject, plan)
-        relation, probe = pairs[0], f"probe_{subject}"
-    else:
-        relation = entry.get("relation", subject)
-        pairs, probe = [relation], relation_probe(relation) or ""
+    relation = "city->country" if name in plan_data()["table_of_run"] else subject
+    pairs = [relation]
+    probe: str | None = f"probe_{subject}"  # whose maps an LM after post-training is scored with
+    if study in ("probe", "after") and subject != "subwords":
+        pairs = _family_pairs(subject, plan.labels)
+        relation = pairs[0]
+    elif study == "edits":
+        # The maps of probe_subwords have beginnings of words as source labels, which edits lack.
+        probe = relation_probe(relation) if subject != "subwords" else None
     if missing := [end for end in relation.split("->") if end not in plan.labels]:
         raise _LeftOutError(f"{missing[0]}: {plan.left_out[missing[0]]}")
-    maps = folder.parent / probe / VERSION
-    has_control = _CONTROL in plan.labels and _CONTROL not in relation
-    values = {
-        # Texts: of a list of n, jsonargparse makes n copies whenever it looks at it.
-        "pairs": ",".join(pairs),
-        "knowledge": ",".join(dict.fromkeys(name for pair in pairs for name in pair.split("->"))),
-        "relation": relation,
-        "controls": [_CONTROL] if has_control else [],
-        "n_subjects": min(_wanted_subjects(settings, study), plan.n_subjects),
-        "maps": str(maps / LINEAR_MAP) if probe else None,
-    }
+    maps = folder.parent / probe / _VERSION if probe else None
+    options: dict[str, Any] = {}
     answers: list[str] = []
-    if entry.get("printed"):
-        printed = dict.fromkeys(n.answer for n in paper_numbers() if n.place == entry["table"])
-        answers = [answer for answer in printed if answer in plan.labels[relation.split("->")[0]]]
-        if not answers:
-            raise _LeftOutError("no city of the paper's table is a label of the vocabulary")
+    if study == "probe":
+        # Texts: of a list of n, jsonargparse makes n copies whenever it looks at it.
+        options["model.pairs"] = ",".join(pairs)
+        ends = dict.fromkeys(end for pair in pairs for end in pair.split("->"))
+        options["model.knowledge"] = ",".join(ends)
+        options |= {"model.subwords": True} if subject == "subwords" else {}
+    elif study == "after":
+        options = {"model.before": None, "model.linear_map": f"{maps}/{_LINEAR_MAP}"}
+    elif study == "ablation":
+        options = {"data.relation": relation, "model.mapping": ["reference"]}
+        if relation == "city->country":
+            options["model.mapping"] = ["reference", "permuted", "letters"]
+        else:  # most relations have few labels
+            options["data.max_source_labels"] = None
+    else:
+        options = {"data.relation": relation, "data.subwords": subject == "subwords"}
+        options["trainer.callbacks"] = _edit_callbacks(subject, relation, maps, plan)
+        answers = _printed_answers(plan) if subject == "printed" else []
     config = find_config(settings.studies[study]["config"])
     arguments = [config_verb(Path(config).read_text(encoding="utf-8"))]
     for file in (config, *settings.overlays):
         arguments += ["--config", find_config(file)]
-    options = {
-        **_filled(entry["options"], values),
+    options |= {
         **settings.options,
         **settings.studies[study]["options"],
         "trainer.default_root_dir": str(folder.parent),
         "name": folder.name,
-        **_filled(entry.get("fixed", {}), values),
+        **({"data.n_edits": None} if answers else {}),
     }
     for key, value in options.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         arguments.append(f"--{key}={text}")
-    held_out = maps if probe and entry.get("held_out") else None
+    held_out = maps if study == "edits" else None
     return PlannedRun(name, folder, study, tuple(arguments), held_out, tuple(answers))
 
 
-def _filled(options: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(options, Mapping):
-        return {key: _filled(value, values) for key, value in options.items()}
-    if isinstance(options, list):
-        return [_filled(value, values) for value in options]
-    if isinstance(options, str) and options.startswith("{"):
-        return values[options.strip("{}")]
-    return options
+def _edit_callbacks(
+    subject: str, relation: str, maps: Path | None, plan: LMRuns
+) -> list[dict[str, Any]]:
+    has_control = _CONTROL in plan.labels and _CONTROL not in relation
+    settings: dict[str, Any] = {
+        "linear_map": f"{maps}/{_LINEAR_MAP}" if maps else None,
+        "every_n_steps": _EVERY_N_STEPS,
+    }
+    generalization = settings | {"controls": [_CONTROL] if has_control else []}
+    if subject == "subwords":
+        generalization["ridge"] = 0
+    callbacks = [{"class_path": "Generalization", "init_args": generalization}]
+    if subject == relation:  # not of a table alone
+        callbacks.append({"class_path": "GradientCorrelation", "init_args": settings})
+    return callbacks
+
+
+def _printed_answers(plan: LMRuns) -> list[str]:
+    """Return the cities of table 6 that are labels."""
+    printed = dict.fromkeys(n.answer for n in paper_numbers() if n.place == "Table 6")
+    answers = [answer for answer in printed if answer in plan.labels["city"]]
+    if not answers:
+        raise _LeftOutError("no city of the paper's table is a label of the vocabulary")
+    return answers
 
 
 def describe(plan: LMRuns, items: Sequence[Item], settings: Settings) -> Iterator[str]:
@@ -408,8 +386,6 @@ def describe(plan: LMRuns, items: Sequence[Item], settings: Settings) -> Iterato
     for run in plan.runs:
         state = ", finished" if run.saved() is not None else ""
         yield f"  {run.name}: {settings.studies[run.study]['config']}{state}"
-    if (n := plan.n_subjects) < (wanted := _wanted_subjects(settings, "probe")):
-        yield f"  probes: all {n:,} subjects that the vocabulary has, not {wanted:,}"
     for name, where, reason in left_out(plan, items, len(settings.lm)):
         yield f"  left out: {name}{where and f' ({where})'}: {reason}"
 
@@ -427,6 +403,7 @@ def left_out(plan: LMRuns, items: Sequence[Item], n_lms: int) -> Iterator[tuple[
 
 
 def _parts(item: Item) -> set[str]:
+    """Return the runs and the kinds of knowledge that an item needs."""
     catalogue = Catalogue.load()
     printed = [number.relation for number in paper_numbers() if number.place in item.places]
     families = {run.partition("_")[2] for run in item.runs}

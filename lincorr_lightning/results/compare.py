@@ -2,31 +2,33 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
-from itertools import chain
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 from pandas import DataFrame, concat
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import as_output_error, load_yaml
+from lincorr_lightning.io import load_yaml
 from lincorr_lightning.results import report as pages
 from lincorr_lightning.results.differences import difference_of_means
-from lincorr_lightning.results.results import OWN_KEYS, RESULTS_FILE, Figure, Results
+from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, table_text
-from lincorr_lightning.results.table import Mean, Table, clean, show
+from lincorr_lightning.results.table import Mean, Table, clean, column, show
 
-Pair = tuple[Table, Table]  # of two runs
-_NUMBERS = ("first", "second", "difference", "error", "low", "high")
-_UNITS = ("n_first", "n_second", "n_both")
-_COLUMNS = ("table", "row", "number", *_NUMBERS, "units", *_UNITS, "heading", "format")
-_MAX_CONSOLE_ROWS, _MAX_PAGE_ROWS, _MAX_FIGURE_ROWS, _MAX_PANELS, _MAX_NAME = 5, 100, 12, 8, 16
+_SIDES = ("first", "second")
+_MAX_CONSOLE_ROWS = 5
+_MAX_PAGE_ROWS = 100
+_MAX_FIGURE_ROWS = 12
+_MAX_PANELS = 8
+_MAX_NAME = 16
 _NOTE = (
     "Difference: second minus first; of percentages, in points. 95 %: its interval over n units of "
     "each run, such as edits or labels. Units that are in both runs, (n), count as pairs; where "
@@ -38,6 +40,29 @@ labels or prompts, paired where both runs have the same. For example
 
   lincorr compare runs/linear_probe/version_0 runs/linear_probe/version_1 --output runs/compared
 """
+_Pair = tuple[Table, Table]  # of two runs
+_FLOATS = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ComparedNumber:
+    """A number of two runs: a row of the tables ``numbers`` and ``values``."""
+
+    table: str
+    row: str
+    number: str
+    first: float = column(format=".4g")
+    second: float = column(format=".4g")
+    difference: float = column(format=".4g")
+    error: float | None = column(format=".4g", default=None)
+    low: float | None = column(format=".4g", default=None)
+    high: float | None = column(format=".4g", default=None)
+    units: str = ""
+    n_first: int | None = None
+    n_second: int | None = None
+    n_both: int | None = None
+    heading: str = ""
+    format: str = ""
 
 
 def compare(args: Sequence[str]) -> Results:
@@ -54,7 +79,6 @@ def compare(args: Sequence[str]) -> Results:
     headlines = (table for table in results.tables if table.headline)
     sys.stdout.write(table_text(_shown(table, _MAX_CONSOLE_ROWS) for table in headlines))
     if options.output:
-        _remove_earlier(Path(options.output))
         results.write_parts(Path(options.output))
         overview, *tables = map(_shown, results.tables)
         section = pages.PageSection("Comparison", "comparison", (), tables, results.figures)
@@ -63,16 +87,6 @@ def compare(args: Sequence[str]) -> Results:
     return results
 
 
-def _remove_earlier(folder: Path) -> None:
-    """Remove tables and figure of an earlier comparison, which would stand among the new ones."""
-    for path in folder.glob("tables/*.csv") if (folder / "comparison.md").exists() else ():
-        with as_output_error(path), path.open("rb") as file:
-            if b"first" in file.readline():  # all of a comparison have such a column
-                path.unlink()
-                (folder / "figures" / "comparison.png").unlink(missing_ok=True)
-
-
-@pages.any_text()
 def compare_runs(first: SavedRun, second: SavedRun) -> Results:
     """Compare two runs of one study; the figure shows the differences that have an interval.
 
@@ -85,50 +99,56 @@ def compare_runs(first: SavedRun, second: SavedRun) -> Results:
     if first.folder.resolve() == second.folder.resolve():
         raise ReportError(f"{first.folder} is named twice. Name two runs to compare.")
     if first.study != second.study:
-        studies = " and ".join(f"{x.folder} one of {x.study[:50]}" for x in (first, second))
+        studies = " and ".join(f"{run.folder} one of {run.study[:50]}" for run in (first, second))
         raise ReportError(f"the runs are of two studies, {studies}. Name two runs of one study.")
-    names, note, runs = pages.run_names([first, second]), _NOTE, (first, second)
-    relations = [str(run.values.get("relation", "")) for run in runs]
-    if are_apart := relations[0] != relations[1]:
+    tables, others = _tables(first), _tables(second)
+    pairs = [(table, others[name]) for name, table in tables.items() if name in others]
+    relations = [str(run.values.get("relation", "")) for run in (first, second)]
+    note = _NOTE
+    if relations[0] != relations[1]:
         note += f" The runs are of two relations, {' and '.join(relations)}: no units are pairs."
-    own, theirs = (
-        {table.name: _of_relation(table, name) if are_apart else table for table in run.tables}
-        for run, name in zip(runs, relations, strict=True)
-    )
-    pairs = [(table, theirs[name]) for name, table in own.items() if name in theirs]
-    seen: set[Any] = set()
+    seen: set[Hashable] = set()
     numbers = [row for pair in pairs if pair[0].headline for row in _numbers(pair, pairs, seen)]
     values = list(_numbers((_values(first), _values(second)), pairs, set()))
     joined = [table for table in map(_join, pairs) if table is not None]
     if not any((numbers, values, joined)):
         raise ReportError(f"{first.folder} and {second.folder} have no number in common.")
+    names = pages.run_names([first, second])
     minus = f"{names[1]} minus {names[0]}"
     if max(map(len, names)) > _MAX_NAME:  # the first table has the folders
-        names, minus = list(_NUMBERS[:2]), "the second run minus the first"
+        names = list(_SIDES)
+        minus = "the second run minus the first"
     title = f"{pages.study_title(first.study)}: {minus}"
-    heads, formats = dict(zip(_NUMBERS, names, strict=False)), dict.fromkeys(_NUMBERS, ".4g")
-    tables = [
-        Table.of(name, rows, columns, caption, text, is_headline, heads, formats if text else {})
-        for name, rows, columns, caption, text, is_headline in (
-            ("differing", _differing([first, second]), ("what", *heads), title, "", True),
-            ("numbers", numbers, _COLUMNS, "Numbers", note, bool(numbers)),
-            ("values", values, _COLUMNS, "All numbers of results.json", note, not numbers),
-        )
+    headings = dict(zip(_SIDES, names, strict=True))
+    about = "differing", _differing(first, second), ("what", *_SIDES), title, "", True
+    shown = [
+        Table.of(*about, headings),
+        *(
+            Table.of(name, rows, ComparedNumber, caption, note, headline, headings)
+            for name, rows, caption, headline in (
+                ("numbers", numbers, "Numbers", bool(numbers)),
+                ("values", values, "All numbers of results.json", not numbers),
+            )
+        ),
     ]
-    drawn = tables[1 if numbers else 2].frame.dropna(subset=["low"])
+    drawn = shown[1 if numbers else 2].frame.dropna(subset=["low"])
     figure = Figure("comparison", f"{title}, with 95 % intervals", partial(_draw, drawn, title))
-    return Results("comparison", {}, {}, [*tables, *joined], [figure] if len(drawn) else ())
+    figures = [figure] if len(drawn) else ()
+    return Results("comparison", tables=[*shown, *joined], figures=figures)
 
 
-def _of_relation(table: Table, relation: str) -> Table:
-    """Add the relation to what names a unit: an edit of another relation is another edit."""
-    if not table.unit or "relation" in table.keys:
-        return table
-    frame = table.frame.assign(relation=relation)
-    return replace(table, frame=frame, unit=(*table.unit, "relation"))
+def _tables(run: SavedRun) -> dict[str, Table]:
+    """Return a run's tables by name; an edit of another relation is another unit."""
+    tables = {}
+    for table in run.tables:
+        if table.unit and "relation" in run.values and "relation" not in table.keys:
+            frame = table.frame.assign(relation=str(run.values["relation"]))
+            table = replace(table, frame=frame, unit=(*table.unit, "relation"))
+        tables[table.name] = table
+    return tables
 
 
-def _differing(runs: Sequence[SavedRun]) -> Iterator[tuple[str, ...]]:
+def _differing(*runs: SavedRun) -> Iterator[tuple[str, ...]]:
     """Return folders, and what differs in LM, versions, settings and the rest of the config."""
     values = []
     for run in runs:
@@ -136,119 +156,143 @@ def _differing(runs: Sequence[SavedRun]) -> Iterator[tuple[str, ...]]:
             config = dict(load_yaml(run.config) or {})
         except (yaml.YAMLError, TypeError, ValueError) as error:
             raise ReportError(f"{run.folder / CONFIG_FILE} is no valid config.") from error
-        own = {"folder": str(run.folder), "lm": run.lm, "versions": run.values["versions"]}
-        values.append({**own, **config, "model": {}, "data": {}, "settings": run.settings})
+        head = {"folder": str(run.folder), "lm": run.lm, "versions": run.values["versions"]}
+        values.append({**head, **config, "model": {}, "data": {}, "settings": run.settings})
     return pages.differing(values)
 
 
 def _values(run: SavedRun) -> Table:
-    own = pages.flatten({key: value for key, value in run.values.items() if key not in OWN_KEYS})
-    numbers = {key: float(x) for key, x in own.items() if type(x) in (int, float)}
+    flat = pages.flatten(pages.own_values(run))
+    numbers = {key: float(value) for key, value in flat.items() if type(value) in (int, float)}
     return Table("values", DataFrame([numbers]), formats=dict.fromkeys(numbers, ".4g"))
 
 
 def _is_number(both: DataFrame, key: str) -> bool:
-    kinds = [both[at, key].dtype for at in (0, 1) if (at, key) in both]
+    kinds = [both[side, key].dtype for side in _SIDES if (side, key) in both]
     return len(kinds) == 2 and all(is_numeric_dtype(k) and not is_bool_dtype(k) for k in kinds)
 
 
-def _numbers(pair: Pair, pairs: Sequence[Pair], seen: set[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of `_COLUMNS` for the numbers of a table, with errors by units of all `pairs`.
+def _numbers(pair: _Pair, pairs: Sequence[_Pair], seen: set[Hashable]) -> Iterator[ComparedNumber]:
+    """Yield the numbers of a table, with errors by units of all `pairs`.
 
     Means that are among those `seen` are left out, and the others added to them.
     """
-    table, (keys, both) = pair[0], pages.side_by_side(pair, (0, 1))
-    sampled = cache(lambda name: list(_samples(name, keys, pairs)))
+    table = pair[0]
+    keys, both = pages.side_by_side(pair, _SIDES)
     for number, heading in zip(table.keys, table.titles, strict=True):
         form = table.formats.get(number)
         if not form or number in keys or not _is_number(both, number):
             continue
-        means = both[[(0, number), (1, number)]].to_numpy(float, na_value=np.nan)
-        for at, values in zip(both.index, means, strict=True):
+        values = both[[(side, number) for side in _SIDES]].to_numpy(float, na_value=np.nan)
+        for at, (first, second) in zip(both.index, values, strict=True):
             row = dict(zip(keys, at if len(keys) > 1 else (at,), strict=False))
-            name = ", ".join(x if isinstance(x, str) else f"{k} {x}" for k, x in row.items())
-            # Of a row `before`, as of the key ``before.p_new`` of results.json.
-            means_of = *(f"{x}_{number}" for x in row.values()), number.replace(".", "_")
-            samples = chain.from_iterable(map(sampled, means_of))
-            for rest, *found in _differences(values, row, samples, seen):
-                yield table.name, f"{name}{rest}", number, *found, heading, form
+            texts = (x if isinstance(x, str) else f"{key} {x}" for key, x in row.items())
+            names = table.name, ", ".join(texts), number
+            difference = second - first
+            plain = ComparedNumber(*names, first, second, difference, heading=heading, format=form)
+            yield from _with_errors(plain, row, pairs, seen)
 
 
-def _samples(number: str, keys: Sequence[str], pairs: Sequence[Pair]) -> Iterator[tuple[Any, ...]]:
-    """Yield the units over which a number is a mean, for each table that has some.
+def _with_errors(
+    plain: ComparedNumber, row: Mapping[str, Any], pairs: Sequence[_Pair], seen: set[Hashable]
+) -> Iterator[ComparedNumber]:
+    """Yield a number with its error over units, by the first table that it is a mean over.
 
-    They are the columns that name a row of the number, sum and count of each unit in both runs by
-    the values of these columns, whether it is a share, and the names of the number and the units.
+    That is over all units and, where there are others, too, over those of both runs.
     """
-    for table, other in pairs:
-        mean = table.means.get(number)
-        if mean is None or (table.unit, mean) != (other.unit, other.means.get(number)):
+    # Of a row `before`, as of the key ``before.generalized`` of results.json.
+    names = [f"{value}_{plain.number}" for value in row.values()]
+    for name, (table, other) in product([*names, plain.number.replace(".", "_")], pairs):
+        mean = table.means.get(name)
+        if mean is None or (table.unit, mean) != (other.unit, other.means.get(name)):
             continue
-        by = [key for key in keys if key in table.keys and key not in table.unit]
-        columns = [*by, *([mean.per] if mean.per else table.unit)]
-        both = concat([_sums(each.frame, mean, columns) for each in (table, other)], axis=1)
-        of = dict(iter(both.groupby(level=by))) if by else {(): both}
-        arrays = {at: part.fillna(0.0).to_numpy().reshape(-1, 2, 2) for at, part in of.items()}
-        is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
-        name = f"{table.name} by {mean.per}" if mean.per else table.name
-        yield by, arrays, is_share and not mean.per, number, name
-
-
-def _sums(frame: DataFrame, mean: Mean, by: Sequence[str]) -> DataFrame:
-    for key, value in mean.where.items():
-        frame = frame[frame[key] == value]
-    values = frame[mean.column] if mean.equals is None else frame[mean.column] == mean.equals
-    groups = values.astype("float64").dropna().groupby([frame[key] for key in by])
-    sums = groups.agg(["sum", "count"]).astype("float64")
-    return sums.div(sums["count"], axis=0) if mean.per else sums  # each value of `per` counts once
-
-
-def _differences(
-    values: Any, row: Mapping[str, Any], samples: Any, seen: set[Any]
-) -> Iterator[tuple[Any, ...]]:
-    """Yield an end of the row's name and the columns from first to n_both.
-
-    These are over all units and, where there are others, too, over those of both runs.
-    """
-    for by, arrays, is_share, number, name in samples:
-        if (units := arrays.get(at := tuple(map(row.get, by)))) is None:
-            continue
-        is_there = units[:, :, 1] > 0
-        common, n = is_there.all(1), is_there.sum(0)
+        by = {key: row[key] for key in row if key in table.keys and key not in table.unit}
+        sums, counts = _units((table, other), mean, by)
+        n = (counts > 0).sum(0)
         # A number may be of more than the table holds, such as of several seeds.
-        totals = units.sum(0)
-        if n.min() < 2 or not np.allclose(totals[:, 0] / totals[:, 1], values, 1e-6, 1e-9):
+        if n.min() < 2 or not np.allclose(
+            sums.sum(0) / counts.sum(0), (plain.first, plain.second), 1e-6, 1e-9
+        ):
             continue
-        if (number, name, at) in seen:
+        units = f"{table.name} by {mean.per}" if mean.per else table.name
+        mean_of_rows = (name, units, *by.items())
+        if mean_of_rows in seen:
             return
-        seen.add((number, name, at))
-        some = [(", in both", common)] if 2 <= common.sum() < n.max() else []
-        for rest, chosen in ("", common | True), *some:
-            sums, counts = np.moveaxis(units[chosen], 2, 0)
-            found = difference_of_means(sums, counts, is_share)
-            of_units = (name, *is_there[chosen].sum(0), common.sum())
-            yield rest, *(sums.sum(0) / counts.sum(0)), *found, *of_units
+        seen.add(mean_of_rows)
+        is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
+        number = replace(plain, units=units)
+        yield _over_units(number, sums, counts, is_share and not mean.per)
+        in_both = (counts > 0).all(1)
+        if 2 <= in_both.sum() < n.max():
+            number = replace(number, row=f"{plain.row}, in both")
+            yield _over_units(number, sums[in_both], counts[in_both], is_share and not mean.per)
         return
-    yield "", *values, values[1] - values[0], None, None, None, "", None, None, None
+    yield plain
 
 
-def _join(pair: Pair) -> Table | None:
+def _units(pair: _Pair, mean: Mean, by: Mapping[str, Any]) -> tuple[_FLOATS, _FLOATS]:
+    """Return sums and counts of each unit in two runs, ``(n_units, 2)``, where columns are `by`."""
+    sides = []
+    for table in pair:
+        frame = table.frame
+        for key, value in {**by, **mean.where}.items():
+            frame = frame[frame[key] == value]
+        values = frame[mean.column] if mean.equals is None else frame[mean.column] == mean.equals
+        names = [mean.per] if mean.per else table.unit
+        units = values.astype("float64").dropna().groupby([frame[name] for name in names])
+        sums = units.agg(["sum", "count"]).astype("float64")
+        # Each value of `per` counts once.
+        sides.append(sums.div(sums["count"], axis=0) if mean.per else sums)
+    both = concat(sides, axis=1).fillna(0.0).to_numpy()
+    return both[:, ::2], both[:, 1::2]
+
+
+def _over_units(
+    number: ComparedNumber, sums: _FLOATS, counts: _FLOATS, is_share: bool
+) -> ComparedNumber:
+    first, second = sums.sum(0) / counts.sum(0)
+    difference, error, low, high = difference_of_means(sums, counts, is_share)
+    n_first, n_second = (counts > 0).sum(0).tolist()
+    return replace(
+        number,
+        first=first,
+        second=second,
+        difference=difference,
+        error=error,
+        low=low,
+        high=high,
+        n_first=n_first,
+        n_second=n_second,
+        n_both=int((counts > 0).all(1).sum()),
+    )
+
+
+def _join(pair: _Pair) -> Table | None:
     """Lay a table of two runs side by side, numbers with their difference; None without any."""
-    table, (keys, both) = pair[0], pages.side_by_side(pair, (0, 1))
-    rest = [key for key in table.keys if key not in keys and (1, key) in both]
+    table = pair[0]
+    keys, both = pages.side_by_side(pair, _SIDES)
+    rest = [key for key in table.keys if key not in keys and ("second", key) in both]
     numbers = [key for key in rest if _is_number(both, key)]
-    if not (shown := rest if table.unit else numbers):
+    joined = rest if table.unit else numbers
+    if not joined:
         return None
-    sides = {"first": both[0], "second": both[1], "difference": both[1][numbers] - both[0][numbers]}
-    cells = ((key, side) for key in shown for side in sides if key in sides[side])
-    names = {f"{key}_{side}": (key, side) for key, side in cells}
+    difference = both["second"][numbers] - both["first"][numbers]
+    sides = {"first": both["first"], "second": both["second"], "difference": difference}
+    names = {
+        f"{key}_{side}": (key, side)
+        for key in joined
+        for side, frame in sides.items()
+        if key in frame
+    }
     columns = [sides[side][key].rename(name) for name, (key, side) in names.items()]
     index = [both.index.to_frame()] if keys else []
     frame = concat([*index, *columns], axis=1).reset_index(drop=True)
     titles = dict(zip(table.keys, table.titles, strict=True))
-    heads = titles | {name: f"{titles[key]}, {side}" for name, (key, side) in names.items()}
-    forms = {n: table.formats.get(key) or ".4g" for n, (key, _) in names.items() if key in numbers}
-    return Table(table.name, frame, table.name, "", False, heads, forms)
+    headings = titles | {name: f"{titles[key]}, {side}" for name, (key, side) in names.items()}
+    formats = {
+        name: table.formats.get(key) or ".4g" for name, (key, _) in names.items() if key in numbers
+    }
+    return Table(table.name, frame, table.name, headings=headings, formats=formats)
 
 
 def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
@@ -258,15 +302,16 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     both = table.frame.dropna(subset=["difference"])
     both = both[(both["difference"] != 0) | ~both["format"].str.endswith("d")]  # equal counts
     first = both.groupby(["table", "number"], sort=False).head(n)
-    forms = {sign: [f"{sign}{form.lstrip('+')}" for form in first["format"]] for sign in ("", "+")}
-    texts = {
-        key: list(map(show, first[key], forms["+" if key == "difference" else ""]))
-        for key in _NUMBERS
-    }
-    frame = first.assign(number=first["heading"], **texts)[["row", "number", *_NUMBERS[:3]]]
-    low, high, units = texts["low"], texts["high"], first[[*_UNITS]].to_numpy()
-    frame["95 %"] = [f"{a} to {b}" if a else "" for a, b in zip(low, high, strict=True)]
-    frame["n"] = ["{}, {} ({})".format(*x) if a else "" for a, x in zip(low, units, strict=True)]
+    rows = []
+    for row in first.itertuples():
+        numbers = [show(number, row.format) for number in (row.first, row.second)]
+        difference = show(row.difference, f"+{row.format.lstrip('+')}")
+        interval, units = "", ""
+        if row.units:
+            interval = f"{show(row.low, row.format)} to {show(row.high, row.format)}"
+            units = f"{row.n_first}, {row.n_second} ({row.n_both})"
+        rows.append([row.row, row.heading, *numbers, difference, interval, units])
+    frame = DataFrame(rows, columns=["row", "number", *_SIDES, "difference", "95 %", "n"])
     note = f" The first {n} rows of each number." if len(first) < len(both) else ""
     return replace(table, frame=frame, note=table.note + note)
 

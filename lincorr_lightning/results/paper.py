@@ -63,7 +63,8 @@ class PaperNumber(NamedTuple):
 
     def is_about(self, lm: str) -> bool:
         """Return whether the number is about an LM, by its hub id or path."""
-        name, known = short_name(lm).lower().removeprefix("meta-"), _data()["lms"]
+        name = short_name(lm).lower().removeprefix("meta-")
+        known = _data()["lms"]
         # Table 7 names a family: the vocabulary is the same in LMs of all its sizes.
         is_family = self.lm not in known
         return name in known and (name == self.lm or (is_family and name.startswith(self.lm)))

@@ -38,23 +38,11 @@ _FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
     "Noto Sans SC",
-    "Noto Sans JP",
-    "Source Han Sans SC",
     "WenQuanYi Zen Hei",
-    "WenQuanYi Micro Hei",
     "Microsoft YaHei",
     "PingFang SC",
-    "Hiragino Sans GB",
     "Hiragino Sans",
-    "Yu Gothic",
-    "IPAGothic",
-    "SimHei",
     "Arial Unicode MS",
-    "Droid Sans Fallback",
-    "Noto Sans",
-    "Noto Sans Arabic",
-    "Noto Sans Hebrew",
-    "Noto Sans Devanagari",
     "Unifont",
 )
 _MAX_MARKERS = 30
@@ -146,7 +134,8 @@ def to_png(figure: Figure) -> bytes:
 def to_vector(figure: Figure, form: str) -> bytes:
     """Draw a figure; return the bytes of a PDF or SVG file, always the same ones."""
     _set_fonts(figure)
-    file, date = io.BytesIO(), {"pdf": "CreationDate", "svg": "Date"}[form]
+    file = io.BytesIO()
+    date = {"pdf": "CreationDate", "svg": "Date"}[form]
     # Journals refuse the default fonts of type 3.
     with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "lincorr"}):
         figure.savefig(file, format=form, metadata={date: None})
@@ -348,7 +337,7 @@ def bars(
                 label="" if i else named,
             )
     plain_axes(axes, "", "", label)
-    ticks = ["\n".join(textwrap.wrap(one, 20)) for one in legible(map(str, groups), 60)]
+    ticks = ["\n".join(textwrap.wrap(name, 20)) for name in legible(map(str, groups), 60)]
     axes.set_xticks(range(len(groups)), ticks, fontsize=8.5)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -388,8 +377,8 @@ def p_text(p: float) -> str:
 
 
 History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
-_MAX_PANELS, _MAX_CURVES = 6, 12
-_MANY, _SMOOTHING = 120, 0.6  # from so many points on, a curve is smoothed as TensorBoard does
+_MAX_PANELS = 6
+_MAX_CURVES = 12
 
 
 def training_curves(
@@ -397,36 +386,41 @@ def training_curves(
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
-    The part of a key before its first ``/`` is its group; `colours` are by the rest. Values that
-    are not finite are left out. Curves of many points are smoothed as TensorBoard does.
+    The part of a key before its first ``/`` is its group; `colours` are by the rest. Of many groups
+    and curves, the first are drawn. Values that are not finite are left out.
     """
-    from pandas import DataFrame, concat
+    from pandas import DataFrame
 
+    groups: dict[str, list[str]] = {}
+    for key, curve in history.items():
+        if any(math.isfinite(value) for _, value in curve):
+            groups.setdefault(key.partition("/")[0], []).append(key)
     points = [
-        (key.partition("/")[0], key.partition("/")[2] or key, step, value)
-        for key, curve in history.items()
-        for step, value in sorted(curve)
+        (_panel(group, keys), key.partition("/")[2] or key, step, value)
+        for group, keys in list(groups.items())[:_MAX_PANELS]
+        for key in keys[:_MAX_CURVES]
+        for step, value in history[key]
         if math.isfinite(value)
     ]
-    frame, panels = DataFrame(points, columns=["group", "name", "step", "value"]), []
-    for group, rows in frame.groupby("group", sort=False):
-        names = list(rows["name"].unique())
-        panel = f"{group} ({_MAX_CURVES} of {len(names)})" if len(names) > _MAX_CURVES else group
-        if len(names) == 1:  # as on TensorBoard's cards
-            panel = "/".join(dict.fromkeys((str(group), *names)))
-        panels.append(rows[rows["name"].isin(names[:_MAX_CURVES])].assign(panel=panel))
-    n_groups = f"{_MAX_PANELS} of {len(panels)} groups" if len(panels) > _MAX_PANELS else ""
+    n_groups = f"{_MAX_PANELS} of {len(groups)} groups" if len(groups) > _MAX_PANELS else ""
     notes = [subtitle, "" if points else "nothing was logged", n_groups]
-    frame = concat(panels[:_MAX_PANELS]) if points else frame
-    by_curve = frame.groupby(["group", "name"])["value"]
-    many = by_curve.transform("size") > _MANY
-    if many.any():
-        notes.append(f"smoothed ({_SMOOTHING})")
-        smooth = by_curve.transform(lambda curve: curve.ewm(alpha=1 - _SMOOTHING).mean())
-        frame["value"] = smooth.where(many, frame["value"])
-    by, subtitle = "panel" if points else None, "; ".join(filter(None, notes))
-    about: Any = {"title": title, "subtitle": subtitle, "colours": colours}
-    return curves(frame, "step", "value", "name", by, labels=("step", ""), **about)
+    return curves(
+        DataFrame(points, columns=["panel", "name", "step", "value"]),
+        "step",
+        "value",
+        "name",
+        "panel" if points else None,
+        title=title,
+        subtitle="; ".join(filter(None, notes)),
+        colours=colours,
+        labels=("step", ""),
+    )
+
+
+def _panel(group: str, keys: Sequence[str]) -> str:
+    if len(keys) == 1:
+        return keys[0]
+    return f"{group} ({_MAX_CURVES} of {len(keys)})" if len(keys) > _MAX_CURVES else group
 
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -454,15 +448,18 @@ def correlation_heatmap(
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
-    cells, (n_rows, n_columns) = matrix.to_numpy(dtype=float), matrix.shape
-    row_labels, column_labels = (legible(map(str, one)) for one in (matrix.index, matrix.columns))
+    cells = matrix.to_numpy(dtype=float)
+    n_rows, n_columns = matrix.shape
+    row_labels = legible(map(str, matrix.index))
+    column_labels = legible(map(str, matrix.columns))
     cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     letter = 0.0085 * label_size  # inches
     width = max(n_columns * cell + max(map(len, row_labels)) * letter + _SIDES, 5.5)
     height = n_rows * cell + max(map(len, column_labels)) * letter + 0.6
     figure = new_figure(width, height, title, subtitle)
-    axes, colours = figure.add_subplot(), "Reds" if limits[0] == 0 else "RdBu_r"
+    axes = figure.add_subplot()
+    colours = "Reds" if limits[0] == 0 else "RdBu_r"
     # Shows where a value is missing.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
     edges = (np.arange(n + 1) - 0.5 for n in (n_columns, n_rows))

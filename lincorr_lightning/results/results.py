@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import os
-import signal
-import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.distributed import exit_with_parent
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, write_json
 from lincorr_lightning.results.table import Table
@@ -29,15 +20,13 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure as MatplotlibFigure
 
-_log = logging.getLogger(__name__)
-
 SCHEMA = 2  #: Version of the layout of ``results.json``.
 
 RESULTS_FILE = "results.json"
 EARLIER_FILE = "results.earlier.json"
 """Results of an earlier run in the same folder, until those of the current run are complete."""
 
-OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
+SHARED_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
 """Keys of ``results.json`` that all studies share."""
 
 
@@ -113,7 +102,7 @@ class Results:
         parts = {
             "tables": [f"{table.name} ({len(table):,})" for table in self.all_tables],
             "figures": [figure.name for figure in self.all_figures],
-            "values": [key for key in self.values if key not in OWN_KEYS],
+            "values": [key for key in self.values if key not in SHARED_KEYS],
         }
         lines = (f"{kind + ':':<9}{', '.join(names)}" for kind, names in parts.items() if names)
         wrap = partial(textwrap.fill, width=100, subsequent_indent=" " * 9)
@@ -122,12 +111,12 @@ class Results:
     @property
     def all_tables(self) -> list[Table]:
         """The tables, also of the callbacks."""
-        return [table for one in (self, *self.included) for table in one.tables]
+        return [table for results in (self, *self.included) for table in results.tables]
 
     @property
     def all_figures(self) -> list[Figure]:
         """The figures, also of the callbacks."""
-        return [figure for one in (self, *self.included) for figure in one.figures]
+        return [figure for results in (self, *self.included) for figure in results.figures]
 
     def table(self, name: str) -> Table:
         """Return the table of this name; raise ReportError with all names if there is none."""
@@ -145,10 +134,10 @@ class Results:
             "lm": dict(self.lm) or None,
             "versions": versions(),
             **self.values,
-            **{one.study: dict(one.values) for one in self.included if one.values},
+            **{part.study: dict(part.values) for part in self.included if part.values},
             "settings": dict(self.settings),
             "tables": [table.to_json() for table in self.all_tables],
-            "figures": [{"name": one.name, "caption": one.caption} for one in self.all_figures],
+            "figures": [{"name": fig.name, "caption": fig.caption} for fig in self.all_figures],
         }
 
     def write(self, folder: Path) -> None:
@@ -160,30 +149,16 @@ class Results:
     def write_parts(self, folder: Path, formats: Collection[str] = ()) -> None:
         """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails.
 
-        `formats` are those of `Figure`. Figures for which memory runs out are left out of
-        `figures`, with a warning.
+        `formats` are those of `Figure`.
         """
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
-        drawn = []
-        figures = [replace(one, formats=formats) for one in self.figures]
-        drawing = _side_by_side(figures)
-        if len(figures) > 1:
-            from lincorr_lightning.progress import progress  # which takes seconds
-
-            drawing = progress(drawing, "drawing figures", total=len(figures))
-        for figure in drawing:
-            try:
-                files = figure.files
-            except MemoryError as error:
-                _log.warning("The figure %s is missing: memory ran out (%s).", figure.name, error)
-                continue
-            for form, content in files.items():
+        self.figures = [replace(figure, formats=formats) for figure in self.figures]
+        for figure in self.figures:
+            for form, content in figure.files.items():
                 with atomic_write(folder / "figures" / f"{figure.name}.{form}") as part:
                     part.write_bytes(content)
-            drawn.append(figure)
-        self.figures = drawn
 
     def write_values(self, folder: Path) -> None:
         """Write ``results.json``, see `to_json`; raise OutputError if that fails."""
@@ -191,42 +166,6 @@ class Results:
         earlier = folder / EARLIER_FILE
         with as_output_error(earlier):
             earlier.unlink(missing_ok=True)
-
-
-_in_process: list[Figure] = []  # the figures, in a process that draws some of them
-
-
-def _side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """Yield figures, drawn by a forked process per core; what fails there is yet to be drawn."""
-    forks = sys.platform == "linux" and "ipykernel" not in sys.modules  # which has many threads
-    n_cores = len(os.sched_getaffinity(0)) if forks else 1
-    if (n_processes := min(n_cores, len(figures) // 2, 8)) < 2:
-        yield from figures
-        return
-    processes = ProcessPoolExecutor(n_processes, get_context("fork"), _begin, (figures,))
-    drawn: list[Future[dict[str, bytes]]] = []
-    try:
-        with suppress(OSError, AssertionError):  # there can be no process
-            drawn += (processes.submit(_files_of, i) for i in range(len(figures)))
-        for i, figure in enumerate(figures):
-            with suppress(Exception):
-                vars(figure)["files"] = drawn[i].result()
-            yield figure
-    finally:
-        processes.shutdown(cancel_futures=True)
-
-
-def _begin(figures: Sequence[Figure]) -> None:
-    _in_process.extend(figures)
-    gc.freeze()  # what the parent has made is not searched, and so not copied
-    exit_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the parent handles
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-
-
-def _files_of(i: int) -> dict[str, bytes]:
-    return _in_process[i].files
 
 
 def _find(name: str, parts: Iterable[Any]) -> Any:

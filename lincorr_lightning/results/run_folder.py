@@ -13,12 +13,10 @@ from typing import Any, Self
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import as_output_error, check_writable, new_version
-from lincorr_lightning.lightning_workarounds import join_csv_rows
 from lincorr_lightning.lm import products
 from lincorr_lightning.results.results import Figure, Results, set_earlier_results_aside
 
@@ -27,7 +25,6 @@ MAX_TEXT_ROWS = 100
 MAX_TABLE_ROWS = 10_000  #: Rows of a table in loggers that have tables.
 MAX_SCALARS = 50
 """Scalars of a run's end that loggers get, of which the first count most; tables have the rest."""
-_MAX_METRICS = 10  # beside a run's settings in TensorBoard's HPARAMS
 
 
 class RunFolder(L.Callback):
@@ -50,31 +47,34 @@ class RunFolder(L.Callback):
         for callback in callbacks:
             if isinstance(callback, cls):
                 return callback
-        callbacks.append(added := cls())
+        added = cls()
+        callbacks.append(added)
         return added
 
     def choose(self, trainer: L.Trainer) -> Path:
         """Return the folder, the same on all ranks, which make the first call together."""
         if self.path is None:
-            self.path = self._new(trainer)
+            self.path = Path(trainer.log_dir or trainer.default_root_dir)
+            if not isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
+                name = self.name or study_name(trainer.lightning_module)
+                self.path = _new_version(trainer, self.path / name)
         return self.path
 
-    def _new(self, trainer: L.Trainer) -> Path:
-        base = Path(trainer.log_dir or trainer.default_root_dir)
-        if isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
-            return base
-        name = self.name or study_name(trainer.lightning_module)
-        folder, refusal = None, None
-        if trainer.is_global_zero:
-            try:
-                folder = new_version(base / name)
-            except OutputError as error:
-                refusal = str(error)
-        # A rank that raised alone would leave the others waiting for it.
-        folder, refusal = trainer.strategy.broadcast((folder, refusal))
-        if folder is None:
-            raise OutputError(refusal)
-        return folder
+
+def _new_version(trainer: L.Trainer, parent: Path) -> Path:
+    """Return a new folder that rank 0 makes; what it raises is raised on all ranks."""
+    folder: Path | OutputError | None = None
+    if trainer.is_global_zero:
+        try:
+            folder = new_version(parent)
+        except OutputError as error:
+            folder = error
+    # A rank that raised alone would leave the others waiting for it.
+    folder = trainer.strategy.broadcast(folder)
+    if isinstance(folder, OutputError):
+        raise folder
+    assert folder is not None
+    return folder
 
 
 def run_folder(trainer: L.Trainer) -> Path:
@@ -109,14 +109,19 @@ def is_dry_run(trainer: Any) -> bool:
 
 def study_name(module: object) -> str:
     """Return the name of a study: its class attribute ``study``, or its class in snake case."""
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
-    return study if isinstance(study := getattr(module, "study", None), str) else snake
+    study = getattr(module, "study", None)
+    if isinstance(study, str):
+        return study
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """Return a run's hyper-parameters, those of its data under ``data``, and its precision."""
-    own, data = map(_hparams, (trainer.lightning_module, getattr(trainer, "datamodule", None)))
-    return {**own, "data": data, "matmul_precision": products.precision()}
+    return {
+        **_hparams(trainer.lightning_module),
+        "data": _hparams(getattr(trainer, "datamodule", None)),
+        "matmul_precision": products.precision(),
+    }
 
 
 def _hparams(holder: Any) -> dict[str, Any]:
@@ -154,16 +159,11 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
                 _log_to_tensorboard(logger.experiment, results, trainer.global_step)
-                if results.settings:  # those of callbacks have none
-                    _log_hparams(logger.experiment, results)
         elif isinstance(logger, MLFlowLogger):
             _log_to_mlflow(logger, results)
         else:
             _log_by_methods(logger, results, trainer.global_step)
-        # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
-        logger.save()
-        if isinstance(logger, CSVLogger):
-            join_csv_rows(Path(logger.experiment.metrics_file_path))
+        logger.save()  # CSVLogger keeps scalars until then, and the Trainer saves it earlier
 
 
 def log_scalars(
@@ -179,8 +179,11 @@ def log_scalars(
     this with the same numbers: monitors decide on every rank. None, NaN and infinity are left out.
     The step is by default the Trainer's global step.
     """
-    known = {key: value for key, value in scalars.items() if value is not None}
-    finite = {key: float(value) for key, value in known.items() if math.isfinite(value)}
+    finite = {
+        key: float(value)
+        for key, value in scalars.items()
+        if value is not None and math.isfinite(value)
+    }
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in finite.items()})
     if finite:
         logged = dict(islice(finite.items(), at_most))
@@ -201,18 +204,6 @@ def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
         image = Summary.Image(**size, colorspace=4, encoded_image_string=figure.png)
         value = Summary.Value(tag=f"figures/{figure.name}", image=image)
         writer._get_file_writer().add_summary(Summary(value=[value]), step)
-    writer.flush()
-
-
-def _log_hparams(writer: Any, results: Results) -> None:
-    """Fill TensorBoard's HPARAMS with a run's settings and its first scalars."""
-    from torch.utils.tensorboard import summary
-
-    settings = _sanitize_params(_flatten_dict(dict(results.settings)))
-    metrics = {name: value for name, value in results.scalars.items() if value is not None}
-    make: Any = summary.hparams
-    for part in make(settings, dict(islice(metrics.items(), _MAX_METRICS))):
-        writer._get_file_writer().add_summary(part)
     writer.flush()
 
 

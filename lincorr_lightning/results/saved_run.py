@@ -3,9 +3,10 @@
 import io
 import re
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
@@ -20,6 +21,7 @@ from lincorr_lightning.results.table import Mean, Table
 if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console
+    from rich.table import Table as RichTable
 
 CONFIG_FILE = "config.yaml"
 PACKAGE = "lincorr-lightning"
@@ -40,7 +42,7 @@ _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
 # A column without missing values may have got some in a file that was changed by hand.
 _NULLABLE = {"int64": "Int64", "bool": "boolean"}
 _CONSOLE_WIDTH = 110
-_WAY_OUT = "Run the study again, or delete the file to have the page without it."
+_RUN_AGAIN = "Run the study again with this version, or leave out what is damaged."
 
 
 @dataclass(repr=False)
@@ -61,31 +63,39 @@ class SavedRun(Results):
         Raises ReportError if the folder is missing or not a run's, the run did not finish, another
         version of this package wrote it, or its files are damaged.
         """
-        folder, way_out = Path(folder), f"Name the folder of a run, which holds {RESULTS_FILE}."
-        if folder.name == RESULTS_FILE and folder.is_file():
+        folder = Path(folder)
+        if folder.name == RESULTS_FILE:
             folder = folder.parent
         if not folder.is_dir():
-            problem = "is a file" if folder.exists() else "does not exist"
-            raise ReportError(f"{folder} {problem}. {way_out}")
-        path, config = folder / RESULTS_FILE, _read_config(folder)
+            raise ReportError(f"{folder} is no folder. Name that of a run, with {RESULTS_FILE}.")
+        path = folder / RESULTS_FILE
+        config = _read_config(folder)
         if not path.is_file():
             raise ReportError(_why_no_results(folder, config))
-        values = read_json(path, ReportError, "It was cut short or changed; run the study again.")
+        values = read_json(path, ReportError, _RUN_AGAIN)
         if values.get("schema") != SCHEMA:
             raise ReportError(
-                f"{path} is not of schema {SCHEMA}: another version of {PACKAGE} wrote it. Run the "
-                "study again with this version, or make the report with that one."
+                f"{path} is not of schema {SCHEMA}: another version of {PACKAGE} wrote it. "
+                f"{_RUN_AGAIN}"
             )
         try:
             for key, kind in _KEYS.items():
                 if not isinstance(values.get(key), kind):
                     raise ValueError(f"key {key!r} is missing, or holds something else")
-            tables, figures = [*_tables(folder, values)], [*_figures(folder, values)]
+            tables = list(_tables(folder, values["tables"]))
+            figures = list(_figures(folder, values["figures"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            way_out = "Run the study again."
-            raise ReportError(f"{path} was changed: {str(error)[:100]}. {way_out}") from error
-        parts = tables, figures, values["lm"] or {}, values["settings"]
-        return cls(values["study"], values, {}, *parts, folder=folder, config=config)
+            raise ReportError(f"{path} was changed: {str(error)[:100]}. {_RUN_AGAIN}") from error
+        return cls(
+            values["study"],
+            values,
+            tables=tables,
+            figures=figures,
+            lm=values["lm"] or {},
+            settings=values["settings"],
+            folder=folder,
+            config=config,
+        )
 
     def __repr__(self) -> str:
         """Return a summary: that of `Results`, the folder, and headline tables in part."""
@@ -134,10 +144,6 @@ def config_verb(text: str) -> str:
 
 
 def _why_no_results(folder: Path, config: str) -> str:
-    below = [shlex.quote(str(path.parent)) for path in sorted(folder.glob(f"**/{RESULTS_FILE}"))]
-    if below:
-        named = " ".join([*below[:5], *(["..."] if len(below) > 5 else ())])
-        return f"{folder} is not the folder of a run, but holds some. Name them: {named}"
     command = SavedRun("", folder=folder, config=config).command
     return (
         f"{folder} has no {RESULTS_FILE}: it is not the folder of a run, or the run did not "
@@ -150,7 +156,7 @@ def _read_config(folder: Path) -> str:
     try:
         return regular_file(path).read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path} cannot be read: {error}. Run the study again.") from error
+        raise ReportError(f"{path} cannot be read: {error}. {_RUN_AGAIN}") from error
 
 
 def _matching(pattern: re.Pattern[str], text: Any) -> str:
@@ -159,22 +165,29 @@ def _matching(pattern: re.Pattern[str], text: Any) -> str:
     return text
 
 
-def _tables(folder: Path, values: Mapping[str, Any]) -> Iterator[Table]:
-    for entry in values["tables"]:
-        name, columns = _matching(_NAME, entry["name"]), entry["columns"]
-        path = folder / "tables" / f"{name}.csv"
-        headings = {column["key"]: str(column["heading"]) for column in columns}
-        formats = {column["key"]: _matching(_FORMAT, column["format"]) for column in columns}
-        texts = str(entry["caption"]), str(entry["note"])
+def _tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    for entry in entries:
+        name = _matching(_NAME, entry["name"])
+        columns = entry["columns"]
+        unit = list(entry.get("unit", ()))
         means = {number: Mean(**mean) for number, mean in entry.get("means", {}).items()}
-        of_means = [(mean.column, mean.per or mean.column, *mean.where) for mean in means.values()]
-        unit = [*entry.get("unit", ())]
-        if not {*unit}.union(*of_means) <= headings.keys():
+        table = Table(
+            name,
+            frame=None,  # type: ignore[arg-type]  # read below
+            caption=str(entry["caption"]),
+            note=str(entry["note"]),
+            headline=entry["headline"],
+            headings={column["key"]: str(column["heading"]) for column in columns},
+            formats={column["key"]: _matching(_FORMAT, column["format"]) for column in columns},
+            unit=unit,
+            means=means,
+        )
+        of_means = ((mean.column, mean.per or mean.column, *mean.where) for mean in means.values())
+        if not set(unit).union(*of_means) <= table.headings.keys():
             raise ValueError(f"the unit or means of {name} name a column that it lacks")
+        path = folder / "tables" / f"{name}.csv"
         if path.is_file():
-            frame, is_headline = _read_csv(path, columns), entry["headline"]
-            words = {key: str(word) for key, word in entry.get("words", {}).items()}
-            yield Table(name, frame, *texts, is_headline, headings, formats, unit, means, words)
+            yield replace(table, frame=_read_csv(path, columns))
 
 
 def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> "DataFrame":
@@ -182,23 +195,21 @@ def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> "DataFrame":
     from pandas import RangeIndex, read_csv
 
     dtypes = {each["key"]: _NULLABLE.get(each["dtype"], each["dtype"]) for each in columns}
-    # pandas before 3.1 rounds the numbers of a file, and cuts its texts at a NUL in its own parser.
+    # pandas before 3.1 rounds the numbers that it reads itself.
     read_as = {key: "object" if "float" in kind.lower() else kind for key, kind in dtypes.items()}
     empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
     try:
-        content = regular_file(path).read_bytes()
-        engine: Any = "python" if b"\0" in content else "c"
-        frame = read_csv(io.BytesIO(content), dtype=read_as, engine=engine, **empty)
+        frame = read_csv(regular_file(path), dtype=read_as, **empty)
         # Where rows have more cells than there are columns, their first ones are the index.
         if list(frame.columns) != list(dtypes) or not isinstance(frame.index, RangeIndex):
             raise ValueError(f"its columns are not {', '.join(dtypes)}, as in {RESULTS_FILE}")
         return frame.astype(dtypes)
     except (OSError, ValueError, TypeError) as error:
-        raise ReportError(f"{path} cannot be read as a table: {error}. {_WAY_OUT}") from error
+        raise ReportError(f"{path} cannot be read as a table: {error}. {_RUN_AGAIN}") from error
 
 
-def _figures(folder: Path, values: Mapping[str, Any]) -> Iterator[Figure]:
-    for entry in values["figures"]:
+def _figures(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+    for entry in entries:
         name = _matching(_NAME, entry["name"])
         path = folder / "figures" / f"{name}.png"
         if path.is_file():
@@ -207,12 +218,13 @@ def _figures(folder: Path, values: Mapping[str, Any]) -> Iterator[Figure]:
 
 def _read_png(path: Path) -> bytes:
     """Return a file; raise ReportError if it is no PNG, or is cut short."""
+    from PIL import Image
+
     try:
         png = regular_file(path).read_bytes()
-    except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
-    if not png.startswith(b"\x89PNG\r\n\x1a\n") or b"IEND" not in png[-12:]:
-        raise ReportError(f"{path} is no PNG, or was cut short. {_WAY_OUT}")
+        Image.open(io.BytesIO(png), formats=["PNG"]).verify()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ReportError(f"{path} cannot be read as PNG: {error}. {_RUN_AGAIN}") from error
     return png
 
 
@@ -232,10 +244,11 @@ def describe_run(folder: Path) -> str:
 
 
 def table_text(tables: Iterable[Table]) -> str:
-    """Return tables as text as wide as the console, or ``COLUMNS``; no word or number is cut."""
+    """Return tables as text as wide as the console, or ``COLUMNS``; no number is cut."""
     from rich.console import Console
 
-    out, width = io.StringIO(), get_terminal_size((_CONSOLE_WIDTH, 24)).columns
+    out = io.StringIO()
+    width = get_terminal_size((_CONSOLE_WIDTH, 24)).columns
     console = Console(file=out, width=min(width, _CONSOLE_WIDTH))
     for table in tables:
         _print_table(console, table)
@@ -243,50 +256,47 @@ def table_text(tables: Iterable[Table]) -> str:
 
 
 def _print_table(console: "Console", table: Table) -> None:
+    """Print a table; if it is too wide, with a line for each column, or with fewer columns."""
+    from rich.text import Text
+
+    rows = [table.titles, *table.texts()]
+    grid = _grid(console, rows, table.is_number)
+    if not _fits(console, grid):
+        transposed = list(zip(*rows, strict=True))
+        grid = _grid(console, transposed, [False, *[True] * len(table)])
+    n = len(table.keys)
+    while n > 1 and not _fits(console, grid):
+        n -= 1
+        grid = _grid(console, [row[:n] for row in rows], table.is_number)
+    left_out = ", ".join(table.titles[n:])
+    note = f"{table.note} More columns, in its CSV file: {left_out}." if left_out else table.note
+    # A title of the grid's own would be broken to its width.
+    console.print(Text(table.caption or table.name), end="\n\n")
+    console.print(grid)
+    console.print(Text(f"\n{note}\n" if note else ""))
+
+
+def _fits(console: "Console", grid: "RichTable") -> bool:
+    wide = console.options.update_width(10_000)  # which a measured width would not exceed
+    return console.measure(grid, options=wide).minimum <= console.width
+
+
+def _grid(
+    console: "Console", rows: Sequence[Sequence[str]], is_number: Sequence[bool]
+) -> "RichTable":
+    """Return a table of rich; the first row has headings, which break between words."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    columns, is_number = list(zip(table.titles, *table.texts(), strict=True)), table.is_number
-    blocks = list(_blocks(columns, [*is_number[1:], True].index(True) + 1, console.width))
-    if len(blocks) > 1 and len(table) < len(columns):  # a line for each column
-        columns = list(zip(*columns, strict=True))
-        is_number = [number > 0 for number in range(len(columns))]
-        blocks = list(_blocks(columns, 1, console.width))
-    # A title of the grid's own would be broken to its width.
-    console.print(Text(table.caption or table.name), end="\n\n")
-    for block in blocks:
-        grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-        for i, width in block.items():
-            justify: Any = "right" if is_number[i] else "left"
-            grid.add_column(Text(columns[i][0]), justify=justify, width=width, overflow="fold")
-        for row in zip(*(columns[i][1:] for i in block), strict=True):
-            grid.add_row(*map(Text, row))
-        console.print(grid)
-    console.print(Text(f"\n{table.note}\n" if table.note else ""))
-
-
-def _blocks(columns: Sequence[Sequence[str]], n_keys: int, room: int) -> Iterator[dict[int, int]]:
-    """Yield columns that stand side by side, and their widths: the first ones beside all others."""
-    from rich.cells import cell_len
-
-    # Headings and texts break between words.
-    words = (max(map(cell_len, " ".join(column).split()), default=1) for column in columns)
-    least = [min(word, room // 2) + 2 for word in words]
-    most = [
-        max([n, *(cell_len(cell) + 2 for cell in c[1:])])
-        for n, c in zip(least, columns, strict=True)
-    ]
-    while n_keys > 1 and sum(least[:n_keys]) > room // 2:
-        n_keys -= 1
-    rest = list(range(n_keys, len(columns)))
-    while True:
-        block = [*range(n_keys), *rest[:1]]
-        while rest[1:] and sum(least[i] for i in (*block, rest[1])) <= room + 2:
-            block.append(rest.pop(1))
-        widths, rest = {i: most[i] for i in block}, rest[1:]
-        while sum(widths.values()) > room + 2 and any(widths[i] > least[i] for i in block):
-            widths[max(block, key=lambda i: widths[i] * (widths[i] > least[i]))] -= 1
-        yield {i: width - 2 for i, width in widths.items()}
-        if not rest:
-            return
+    grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for (heading, *cells), number in zip(zip(*rows, strict=True), is_number, strict=False):
+        if number:
+            width = max(map(cell_len, ("-", *heading.split(), *cells)))
+            grid.add_column(Text(textwrap.fill(heading, width)), justify="right", no_wrap=True)
+        else:
+            grid.add_column(Text(heading), overflow="fold", max_width=console.width // 2)
+    for row in rows[1:]:
+        grid.add_row(*map(Text, row))
+    return grid

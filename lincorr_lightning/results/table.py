@@ -28,9 +28,10 @@ def column(heading: str = "", format: str = "", default: Any = dataclasses.MISSI
 
 def columns_of(record: type[Any]) -> tuple[list[str], dict[str, str], dict[str, str]]:
     """Return the names of a record's fields, and headings and formats of those that have any."""
-    fields, kinds = dataclasses.fields(record), ("heading", "format")
-    known = [{x.name: text for x in fields if (text := x.metadata.get(kind))} for kind in kinds]
-    return [one.name for one in fields], known[0], known[1]
+    fields = dataclasses.fields(record)
+    headings = {f.name: f.metadata["heading"] for f in fields if f.metadata.get("heading")}
+    formats = {f.name: f.metadata["format"] for f in fields if f.metadata.get("format")}
+    return [f.name for f in fields], headings, formats
 
 
 def show(value: Any, form: str = "") -> str:
@@ -68,7 +69,7 @@ class Table:
     them. The upper one of two levels of columns names groups of columns. The caption is one
     sentence, the note says how to read the table; a headline is shown at the end of a run and
     unfolded on a report page. Columns that are not named as they are read have headings, those of
-    numbers formats; texts in these stay as they are. A text among the `words` is shown as its word.
+    numbers formats; texts in these stay as they are.
 
     The columns `unit` name what a row is a sample of, such as an edit; `means` are numbers of
     headline tables and of ``results.json`` that are means over its rows, in each value of the
@@ -84,7 +85,6 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
     unit: Sequence[str] = ()
     means: Mapping[str, Mean] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -103,18 +103,25 @@ class Table:
         `columns` are the records' class or the columns' names, by default those of the first row;
         a key that a mapping lacks is an empty cell. `headings` and `formats` add to the record's.
         """
-        first = rows[0] if (rows := list(rows)) else ()
+        rows = list(rows)
+        first = rows[0] if rows else ()
         record = columns if isinstance(columns, type) else type(first)
-        known = columns_of(record) if dataclasses.is_dataclass(record) else ([], {}, {})
-        fields, heads, forms = known
-        names = fields if isinstance(columns, type) else list(columns) or fields or list(first)
-        heads, forms = {**heads, **(headings or {})}, {**forms, **(formats or {})}
-        return cls(name, make_frame(rows, names), caption, note, headline, heads, forms)
+        names: list[str] = []
+        all_headings = dict(headings or {})
+        all_formats = dict(formats or {})
+        if dataclasses.is_dataclass(record):
+            names, declared_headings, declared_formats = columns_of(record)
+            all_headings = declared_headings | all_headings
+            all_formats = declared_formats | all_formats
+        if not isinstance(columns, type):
+            names = list(columns) or names or list(first)
+        frame = make_frame(rows, names)
+        return cls(name, frame, caption, note, headline, all_headings, all_formats)
 
     def sampled(self, *unit: str, **means: Mean | str) -> Table:
         """Return the table with `unit` and `means`; a text stands for the mean of that column."""
-        made = {k: Mean(mean) if isinstance(mean, str) else mean for k, mean in means.items()}
-        return dataclasses.replace(self, unit=unit, means=made)
+        known = {key: Mean(mean) if isinstance(mean, str) else mean for key, mean in means.items()}
+        return dataclasses.replace(self, unit=unit, means=known)
 
     @property
     def keys(self) -> list[str]:
@@ -169,16 +176,15 @@ class Table:
         """Return the cells as text, formatted."""
         forms = [self.formats.get(key, "") for key in self.keys]
         rows = self.frame.astype(object).where(self.frame.notna(), None)
-        shown = (map(show, row, forms) for row in rows.itertuples(index=False, name=None))
-        return [[self.words.get(cell, cell) for cell in row] for row in shown]
+        return [list(map(show, row, forms)) for row in rows.itertuples(index=False, name=None)]
 
     def markdown(self) -> str:
         """Return the table as Markdown; headings name the group of columns, too."""
         groups = [name for name, n in self.groups for _ in range(n)] or [""] * len(self.keys)
-        heads = [" ".join(filter(None, pair)) for pair in zip(groups, self.titles, strict=True)]
+        headings = [f"{group} {title}" for group, title in zip(groups, self.titles, strict=True)]
         rule = ["---:" if is_number else "---" for is_number in self.is_number]
-        cells = [[escape_markdown(cell) for cell in row] for row in (heads, *self.texts())]
-        return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
+        head, *body = [list(map(escape_markdown, row)) for row in (headings, *self.texts())]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
     def _repr_markdown_(self) -> str:
         return self.first(20).markdown()
@@ -198,7 +204,6 @@ class Table:
             "headline": self.headline,
             "columns": columns,
             **({"unit": list(self.unit), "means": means} if means else {}),
-            **({"words": dict(self.words)} if self.words else {}),
         }
 
 

@@ -43,7 +43,7 @@ def test_a_run_leaves_its_numbers_or_its_error(
 
 def test_every_kind_of_run_parses() -> None:
     """All runs of the smallest LM; of those with the same options, one."""
-    runs = list(run.plan(10**8, 30, "texts.jsonl"))
+    runs = list(run.plan(10**8, "texts.jsonl"))
     assert len({each.name for each in runs}) == len(runs)
     kinds = {tuple(word.partition("=")[0] for word in each.options): each for each in runs}
     for each in kinds.values():

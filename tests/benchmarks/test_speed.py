@@ -52,11 +52,7 @@ def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[st
     monkeypatch.setattr(growth, "sweep", lambda *_: iter(sizes))
     growth.main(only=("subjects",))
     (row,) = rows_of(tmp_path, "growth")
-    assert 0 < row["seconds"] < 120 and row["estimated_peak"] > 100 and "growth" in placed
-    # Six million tokens through 8.03e9 weights at .45 of 7.9e14 operations a second, on one device.
-    large = list(growth.large({"tokens": 6e6, "statistics": 9216}))
-    assert [row.devices for row in large] == [1, 8, 1, 8, 8, 8, 32]
-    assert large[2].minutes == pytest.approx(4.52, abs=0.01)
+    assert 0 < row["seconds"] < 120 and row["peak"] > 100 and "growth" in placed
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, str]) -> None:

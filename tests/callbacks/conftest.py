@@ -1,7 +1,6 @@
-"""A user's own fine-tune of the small LM, and naive measurements of it."""
+"""Runs of a user's own fine-tune of the small LM."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,176 +9,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.linear_map.artifact import LinearMap, PairMap
+from lincorr_lightning.linear_map.weights import LabelSet
+from tests.callbacks import naive
 from tests.toys import NO_FILES, quiet_trainer, save_toy_lm
-
-# Of the small LM's words; none of this is looked up in the package.
-PLACES = {
-    "Beijing": "China",
-    "Berlin": "Germany",
-    "Cairo": "Egypt",
-    "Lima": "Peru",
-    "London": None,
-    "Madrid": "Spain",
-    "Moscow": "Russia",
-    "Oslo": "Norway",
-    "Paris": "France",
-    "Rome": "Italy",
-    "Tokyo": "Japan",
-    "Vienna": "Austria",
-}
-CITIES = list(PLACES)
-COUNTRIES = sorted(country for country in PLACES.values() if country)
-COLORS = "red blue green yellow black white".split()
-TEMPLATES = {
-    "city": "{} lives in the city of",
-    "country": "{} lives in the country of",
-    "color": "{}’s favorite color is",
-}
-EDITS = [
-    {"subject": f"name{i}", "answer": city}
-    for i, city in enumerate(["Paris", "Tokyo", "Oslo", "Rome", "Lima", "Cairo", "Berlin"])
-]
-
-
-def naive_logits(
-    model: Any,
-    tokenizer: Any,
-    knowledge: str,
-    subjects: Sequence[str],
-    words: Sequence[str] | None = None,
-    template: str = "",
-) -> np.ndarray:
-    """One unpadded prompt at a time, in eval mode, all logits, sliced: at labels or other words."""
-    template = template or TEMPLATES[knowledge]
-    labels = words or {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
-    ids = [tokenizer.convert_tokens_to_ids(label) for label in labels]
-    model = copy.deepcopy(model).float().eval()
-    rows = []
-    with torch.no_grad():
-        for subject in subjects:
-            prompt = tokenizer(template.format(subject), return_tensors="pt")
-            rows.append(model(input_ids=prompt["input_ids"]).logits[0, -1, ids].double().numpy())
-    return np.stack(rows)
-
-
-def naive_r(prediction: np.ndarray, target: np.ndarray) -> float:
-    """Mean label-wise r."""
-    pairs = zip(prediction.T, target.T, strict=True)
-    return float(np.mean([np.corrcoef(p, t)[0, 1] for p, t in pairs]))
-
-
-def naive_map(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """W and b by numpy."""
-    design = np.column_stack([source, np.ones(len(source))])
-    solution = np.linalg.lstsq(design, target, rcond=None)[0]
-    return solution[:-1].T, solution[-1]
-
-
-class Theirs(L.LightningModule):
-    """Trains on whole sentences, in train mode, with one part left in eval mode."""
-
-    def __init__(self, folder: str, lr: float = 3e-3, dtype: Any = torch.float32) -> None:
-        super().__init__()
-        self.backbone = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.lr = lr
-        self.modes: list[list[bool]] = []
-
-    def on_train_start(self) -> None:
-        self.train()
-        next(iter(self.backbone.children())).eval()
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        self.modes.append([part.training for part in self.modules()])
-        return self.backbone(input_ids=batch, labels=batch).loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        weights = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(weights, lr=self.lr)
-
-
-class OnEdits(Theirs):
-    """Trains on whole texts of edits."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return super().training_step(batch.input_ids, batch_idx)
-
-
-class Stacked(Theirs):
-    """Trains each edit of a batch from the base weights, in an adapter of its own."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder, lr=0.05)
-        self.adapters = StackedLoRA(self.backbone, 3, AdapterSettings(2, 4.0, ["q_proj", "v_proj"]))
-        self.adapter_context = self.adapters.rows
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if batch.first:
-            self.adapters.reset(batch.ids)
-            self.optimizers(use_pl_optimizer=False).state.clear()
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        with self.adapters.rows(range(len(batch.edits))):
-            logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
-        return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), batch.labels.flatten(), reduction="sum"
-        )
-
-
-def edits_of(module: Any, **options: Any) -> EditsDataModule:
-    lm = LanguageModel.from_module(module.backbone, module.tokenizer)
-    return EditsDataModule(lm, **options)
-
-
-def sentences(folder: str, batch_size: int = 2, shuffle: bool = False, n: int = 8) -> DataLoader:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = [f"name{i} lives in the city of {CITIES[(5 * i + 2) % 12]}" for i in range(n)]
-    rows = tokenizer(texts, return_tensors="pt")["input_ids"]
-    return DataLoader(rows, batch_size=batch_size, shuffle=shuffle)
-
-
-class Loop:
-    """The same training without Lightning: weights before and after each update."""
-
-    def __init__(self, module: Any, batches: Sequence[Any], accumulate: int = 1) -> None:
-        model = copy.deepcopy(module.backbone)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=module.lr)
-        self.states = [copy.deepcopy(model)]
-        for first in range(0, len(batches), accumulate):
-            optimizer.zero_grad()
-            for batch in batches[first : first + accumulate]:
-                (model(input_ids=batch, labels=batch).loss / accumulate).backward()
-            optimizer.step()
-            self.states.append(copy.deepcopy(model))
-
-
-@pytest.fixture(scope="session")
-def naive() -> SimpleNamespace:
-    """The helpers of this file, which test files cannot import."""
-    return SimpleNamespace(
-        logits=naive_logits,
-        r=naive_r,
-        map=naive_map,
-        loop=Loop,
-        module=Theirs,
-        places=PLACES,
-        on_edits=OnEdits,
-        stacked=Stacked,
-        data=edits_of,
-        sentences=sentences,
-        cities=CITIES,
-        countries=COUNTRIES,
-        colors=COLORS,
-        edits=EDITS,
-    )
 
 
 @pytest.fixture
@@ -197,7 +32,9 @@ def fit(small_lm: str, make_trainer: Callable[..., L.Trainer]) -> Callable[..., 
         *callbacks: Any, module: Any = None, data: Any = None, ckpt_path: Any = None, **options: Any
     ) -> L.Trainer:
         trainer = make_trainer(*callbacks, **options)
-        trainer.fit(module or Theirs(small_lm), data or sentences(small_lm), ckpt_path=ckpt_path)
+        trainer.fit(
+            module or naive.Module(small_lm), data or naive.sentences(small_lm), ckpt_path=ckpt_path
+        )
         return trainer
 
     return train
@@ -215,23 +52,16 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNamespace:
     """Folder of a random linear map city->country, and its W and b."""
     tokenizer = AutoTokenizer.from_pretrained(small_lm)
-    labels = {"city": CITIES, "country": COUNTRIES}
+    labels = {"city": naive.CITIES, "country": naive.COUNTRIES}
     ids = {name: tokenizer.convert_tokens_to_ids(words) for name, words in labels.items()}
     random = np.random.default_rng(3)
     weight, bias = random.normal(size=(11, 12)), random.normal(size=11)
 
     def save(name: str, ids: dict[str, list[int]]) -> str:
         folder = tmp_path_factory.mktemp(name) / "linear_map"
-        LinearMap(
-            weights={"city->country": torch.from_numpy(weight)},
-            biases={"city->country": torch.from_numpy(bias)},
-            token_ids=ids,
-            labels=labels,
-            templates={k: TEMPLATES[k] for k in ids},
-            ridge={"city->country": 0.0},
-            lm="made by hand",
-            fingerprint={},
-        ).save(folder)
+        one = PairMap(torch.from_numpy(weight), torch.from_numpy(bias), ridge=0.0)
+        sets = [LabelSet(k, naive.TEMPLATES[k], labels[k], ids[k]) for k in ids]
+        LinearMap({"city->country": one}, sets, "made by hand", {}).save(folder)
         return str(folder)
 
     other = save("other_map", ids | {"city": [i + 1 for i in ids["city"]]})

@@ -1,71 +1,57 @@
 """The contract of all callbacks: no trace on training, each prompt read once, resumed runs."""
 
 import copy
-import inspect
 import random
 import re
+import shutil
 import signal
+from pathlib import Path
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
-from lincorr_lightning import callbacks as all_of_them
 from lincorr_lightning.callbacks import (
+    Agreement,
     FeatureMovement,
+    Forecast,
     Generalization,
     GradientCorrelation,
     Resilience,
     TokenGeometryMonitor,
 )
-from lincorr_lightning.callbacks.relation_callback import MapCallback
 from lincorr_lightning.cli import termination
 from lincorr_lightning.cli.checkpoints import SignalCheckpoint
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
-from lincorr_lightning.finetune.edit_files import read_edits
-from lincorr_lightning.finetune.edits import resolve_edits
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.callbacks import naive
+from tests.toys import toy_sae
 
 
-def three_callbacks(naive, **options):
+def three_callbacks(**options):
     return [
         GradientCorrelation("city->country", **options),
-        Generalization("city->country", naive.edits, **options),
+        Generalization("city->country", naive.EDITS, **options),
         Resilience(**{"every_n_steps": 1} | options),
     ]
 
 
-def save_sae(folder, **changes):
-    sae = {
-        "hook_point": HookPoint(0, "residual"),
-        "encoder": torch.eye(16),
-        "decoder": torch.eye(16),
-        "encoder_bias": torch.zeros(16),
-        "decoder_bias": torch.zeros(16),
-    }
-    SparseAutoencoder(**sae | changes).save(folder / "sae")
-    return str(folder)
-
-
 @pytest.fixture
-def every_callback(naive, tmp_path):
+def every_callback(tmp_path):
     """Make one callback of each class."""
-    saes = save_sae(tmp_path / "saes")
+    toy_sae(HookPoint(0, "residual"), torch.eye(16)).save(tmp_path / "saes" / "sae")
     return lambda: [
-        *three_callbacks(naive),
-        FeatureMovement(saes, "city->country", n_watch=8, every_n_steps=2),
+        *three_callbacks(),
+        FeatureMovement(str(tmp_path / "saes"), "city->country", n_watch=8, every_n_steps=2),
         TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
+        Agreement("city->country", every_n_steps=2),
+        Forecast("city->country", naive.EDITS),
     ]
 
 
@@ -95,11 +81,11 @@ def assert_same(one, other, where=""):
         assert one == other, where
 
 
-def train(naive, folder, make_trainer, *callbacks, lora=False, **options):
+def train(folder, make_trainer, *callbacks, lora=False, **options):
     """Train an LM with dropout, in mixed modes, and return all that training leaves behind."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(5)
-    module = naive.module(folder)
+    module = naive.Module(folder)
     if lora:
         config = LoraConfig(r=2, lora_dropout=0.3, target_modules="all-linear")
         module.backbone = get_peft_model(module.backbone, config)
@@ -119,11 +105,11 @@ def train(naive, folder, make_trainer, *callbacks, lora=False, **options):
 
 
 @pytest.mark.parametrize("way", WAYS_TO_TRAIN)
-def test_training_is_the_same_bit_for_bit(naive, gpt2_folder, make_trainer, every_callback, way):
+def test_training_is_the_same_bit_for_bit(gpt2_folder, make_trainer, every_callback, way):
     """And what was measured is in `callback_metrics`, without any logger."""
     options, callbacks = WAYS_TO_TRAIN[way], every_callback()
-    bare, _ = train(naive, gpt2_folder, make_trainer, **options)
-    watched, trainer = train(naive, gpt2_folder, make_trainer, *callbacks, **options)
+    bare, _ = train(gpt2_folder, make_trainer, **options)
+    watched, trainer = train(gpt2_folder, make_trainer, *callbacks, **options)
     assert_same(watched, bare)
     modes = bare["modes"][0]
     assert any(modes[0]) and not all(modes[0]), "the modes are to be mixed"
@@ -164,16 +150,15 @@ def counting(module, inner):
 @pytest.mark.parametrize(
     ("order", "every", "steps"),
     [
-        ([0, 1, 2], 1, [1, 2, 3, 4, 5, 6, 7, 8]),
         ([2, 1, 0], 2, [1, 2, 3, 4, 5, 6, 7, 8]),
         ([0, 1, 2], 4, [1, 4, 5, 8]),
     ],
 )
-def test_three_callbacks_cost_one_forward(naive, small_lm, own_map, fit, order, every, steps):
+def test_three_callbacks_cost_one_forward(small_lm, own_map, fit, order, every, steps):
     """And none between the steps that are due."""
-    module = naive.module(small_lm)
+    module = naive.Module(small_lm)
     seen = counting(module, module.backbone.model)
-    three = three_callbacks(naive, linear_map=own_map.folder, every_n_steps=every)
+    three = three_callbacks(linear_map=own_map.folder, every_n_steps=every)
     fit(*(three[i] for i in order), module=module, data=naive.sentences(small_lm, 1))
     # The last one is that of all edits, at the end.
     assert {step: n for step, n in seen.items() if 0 < step < 8} == dict.fromkeys(
@@ -184,39 +169,36 @@ def test_three_callbacks_cost_one_forward(naive, small_lm, own_map, fit, order, 
 # -- runs of other shapes --------------------------------------------------------------------------
 
 
-def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
+def test_a_rank_without_an_edit_at_a_step(small_lm, own_map, fit):
     """Where ranks share independent edits, some have none in the last round."""
-    module = naive.on_edits(small_lm)
-    lm = LanguageModel.from_module(module.backbone, module.tokenizer)
-    relation = TokenizedRelation.of("city->country", Catalogue.load(), module.tokenizer)
-    edits = resolve_edits(read_edits(naive.edits[:6]), relation, lm).edits
-    prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
+    module = naive.OnEdits(small_lm)
     training = EditTraining(edits_per_step=2, n_steps=2)
-    dataset = EditDataset(edits, relation, prompts, training, rank=1, n_shards=2)
+    steps = naive.edits_data(module, n_edits=6, training=training).train_dataloader().dataset
+    dataset = EditDataset(steps.resolved, steps.prompts, training, rank=1, n_shards=2)
     three = [
         kind(linear_map=own_map.folder, every_n_steps=1)
         for kind in (GradientCorrelation, Generalization, Resilience)
     ]
     fit(*three, module=module, data=DataLoader(dataset, batch_size=None))
-    assert [case.subject for case in three[1].cases] == ["name2", "name3"]
+    subjects = [edit.subject for edit in steps.edits[2:4]]
+    assert [case.subject for case in three[1].cases] == subjects
     assert three[0].results["n_updates"] == 4
     assert [step for step, _ in three[2].history["resilience/city->country"]] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("kind", [GradientCorrelation, Generalization])
-def test_independent_edits_of_another_dataset(naive, small_lm, own_map, fit, kind):
-    module = naive.on_edits(small_lm)
-    data = naive.data(module, n_edits=4, training=EditTraining(edits_per_step=2, n_steps=2))
+def test_independent_edits_of_another_dataset(small_lm, own_map, fit):
+    module = naive.OnEdits(small_lm)
+    data = naive.edits_data(module, n_edits=4, training=EditTraining(edits_per_step=2, n_steps=2))
     batches = [data.train_dataloader().dataset[i] for i in range(2)]
-    with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
+    with pytest.raises(ConfigError, match=r"all edits .* EditDataset"):
         fit(
-            kind(linear_map=own_map.folder),
+            GradientCorrelation(linear_map=own_map.folder),
             module=module,
             data=DataLoader(batches, batch_size=None),
         )
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(naive, small_lm, tmp_path, fit, every_callback):
+def test_a_resumed_run_equals_an_uninterrupted_one(small_lm, tmp_path, fit, every_callback):
     """Maps fitted at the start are kept: the LM is another one when the run continues."""
 
     def run(ckpt_path=None):
@@ -229,7 +211,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(naive, small_lm, tmp_path, fi
             max_epochs=2,
             enable_checkpointing=True,
             ckpt_path=ckpt_path,
-            module=naive.module(small_lm, 0.01),
+            module=naive.Module(small_lm, 0.01),
         )
         assert trainer.global_step == 8
         return callbacks
@@ -245,10 +227,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(naive, small_lm, tmp_path, fi
         assert getattr(again, "cases", None) == getattr(first, "cases", None)
 
 
-def test_a_second_run_begins_anew(naive, small_lm, every_callback, fit):
+def test_a_second_run_begins_anew(small_lm, every_callback, fit):
     """Callbacks that are used again, on an LM that has learned since."""
     used, new = every_callback(), every_callback()
-    module = naive.module(small_lm, 0.02)
+    module = naive.Module(small_lm, 0.02)
     fit(*used, module=module)
     fresh = copy.deepcopy(module)
     fit(*used, module=module)
@@ -260,55 +242,17 @@ def test_a_second_run_begins_anew(naive, small_lm, every_callback, fit):
 
 # -- several of a kind -----------------------------------------------------------------------------
 
-OTHER_ARGUMENTS = [
-    (Generalization, {"edits": [{"subject": "name1", "answer": "Paris"}]}),
-    (GradientCorrelation, {"subjects": ["name1", "name2", "name3"]}),
-    (Resilience, {"subjects": ["name1", "name2", "name3"]}),
-    (FeatureMovement, {"least": 0.2}),
-    (TokenGeometryMonitor, {"ks": [3]}),
-]
 
-
-def test_callbacks_of_a_kind_keep_states_of_their_own(make_trainer):
-    """Lightning refuses callbacks that share the key of their states."""
-    for kind, option in OTHER_ARGUMENTS:
-        required = {"saes": "some"} if kind is FeatureMovement else {}
-        several = [kind(**required), kind(**required | option), kind(**required)]
-        assert len({each.state_key for each in make_trainer(*several).callbacks}) == 3
-
-
-@pytest.mark.parametrize("kind", sorted({kind for kind, _ in OTHER_ARGUMENTS}, key=str))
-def test_help_of_options_is_inherited(kind):
-    """Each option of a callback, its bases' included, explains itself."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(kind, "own")
-    _, _, helped = " ".join(parser.format_help().split()).partition("--own CONFIG")
-    options = re.findall(r"--own\.(\w+) [A-Z]", helped)
-    assert {"lm", "tokenizer", "every_n_steps", "seed"} <= set(options)
-    assert ("linear_map" in options) is issubclass(kind, MapCallback)
-    for option in set(options):
-        text = helped.split(f"--own.{option} ")[-1].partition("(type:")[0]
-        assert text.rstrip().endswith((".", "?")), (option, text)
-
-
-def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fit):
-    saes = [
-        save_sae(tmp_path / f"saes_{i}", encoder_bias=torch.full((16,), i / 4)) for i in range(2)
-    ]
-    callbacks = [
-        *(FeatureMovement(folder, n_watch=4) for folder in saes),
-        *(TokenGeometryMonitor(n_tokens=12, ks=[k]) for k in (3, 1)),
-        *(Generalization(edits=naive.edits[:n], linear_map=own_map.folder) for n in (5, 6)),
-    ]
+def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit):
+    callbacks = every_callback()[3:] + every_callback()[3:]
+    callbacks += [Generalization(edits=naive.EDITS[:n], linear_map=own_map.folder) for n in (5, 6)]
     trainer = fit(*callbacks)
     keys = [key for callback in callbacks for key in callback.history]
     assert len(keys) == len(set(keys))
-    assert {key.partition("/")[0] for key in callbacks[1].history} == {"features_2"}
-    assert callbacks[0].results != callbacks[1].results
+    assert {key.partition("/")[0] for key in callbacks[4].history} == {"features_2"}
     files = {path.stem for path in (run_folder(trainer) / "tables").iterdir()}
-    names = ("feature_movement", "token_geometry")
-    numbered = {f"{name}{number}" for name in names for number in ("", "_2")}
-    assert files == numbered | {"cases", "cases_city-country__2_"}
+    names = ("feature_movement", "token_geometry", "agreement", "answers", "forecast", "cases")
+    assert files == {f"{name}{number}" for name in names for number in ("", "_2")}
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -319,14 +263,16 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     [
         (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
         (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
-        (Generalization, {"controls": "color"}, "controls is 'color'; it must be list[str]"),
         (Generalization, {"n_watch": 0}, "n_watch is 0"),
+        (Generalization, {"n_neighbours": -1}, "n_neighbours is -1"),
+        (Generalization, {"paraphrases": ["who"]}, "paraphrases 'who'"),
         (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
+        (GradientCorrelation, {"subjects": "name1"}, "subjects is 'name1'"),
+        (GradientCorrelation, {"n_subjects": 2}, "n_subjects is 2"),
         (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
-        (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
+        (Resilience, {"random_labels": -1}, "random_labels is -1"),
         (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
-        (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
-        (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings is 64"),
+        (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2"),
     ],
 )
 def test_settings_out_of_range(kind, setting, message):
@@ -335,45 +281,21 @@ def test_settings_out_of_range(kind, setting, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", [getattr(all_of_them, name) for name in all_of_them.__all__])
-def test_no_count_is_too_small(kind):
-    """Every argument that is a whole number, but seeds; some counts may be 0."""
-    made = {"saes": "a"} if kind is FeatureMovement else {}
-    parts = [inspect.signature(one.__init__).parameters for one in kind.__mro__]
-    names = {name for part in parts for name, one in part.items() if one.annotation in (int, "int")}
-    assert names
-    for name in names - {"seed"}:
-        for value in (-1, 0) if name not in ("n_neighbours", "random_labels") else (-1,):
-            with pytest.raises(ConfigError, match=rf"^{kind.__name__}\.{name} is {value}; it must"):
-                kind(**made, **{name: value})
+def test_a_map_that_does_not_fit_is_refused(own_map, tmp_path, fit):
+    config = Path(shutil.copytree(own_map.folder, tmp_path / "map")) / "config.json"
+    config.write_text(config.read_text().replace("{} lives in the city of", "{} was born in"))
+    for relation, folder, message in (
+        (None, str(tmp_path / "map"), r"fitted with the city prompt '.. was born in', this"),
+        (None, own_map.other, "labels of city are other tokens"),
+        (None, "gone", "gone"),
+        ("city->color", own_map.folder, "no knowledge 'color'; it has city, country"),
+    ):
+        with pytest.raises(LinearMapError, match=message):
+            fit(GradientCorrelation(relation, folder))
 
 
-@pytest.mark.parametrize("kind", [GradientCorrelation, Resilience, Generalization])
-def test_a_map_of_another_prompt_is_refused(kind, own_map, tmp_path, fit):
-    other = LinearMap.from_pretrained(own_map.folder)
-    other.templates["city"] = "{} was born in"
-    other.save(tmp_path / "map")
-    watch = kind(relation="city->country", linear_map=str(tmp_path / "map"))
-    with pytest.raises(LinearMapError, match=r"fitted with the city prompt '.. was born in', this"):
-        fit(watch)
-
-
-@pytest.mark.parametrize(
-    ("relation", "folder", "message"),
-    [
-        (None, "other", "labels of city are other tokens"),
-        (None, None, "gone"),
-        ("city->color", "folder", "no knowledge 'color'; it has city, country"),
-    ],
-)
-def test_a_map_that_does_not_fit_is_refused(own_map, relation, folder, message, fit):
-    watch = GradientCorrelation(relation, "gone" if folder is None else getattr(own_map, folder))
-    with pytest.raises(LinearMapError, match=message):
-        fit(watch)
-
-
-def test_a_module_without_a_causal_lm(naive, small_lm, fit):
-    class Headless(naive.module):
+def test_a_module_without_a_causal_lm(small_lm, fit):
+    class Headless(naive.Module):
         def __init__(self, folder):
             super().__init__(folder)
             self.backbone = self.backbone.model
@@ -385,8 +307,8 @@ def test_a_module_without_a_causal_lm(naive, small_lm, fit):
         fit(TokenGeometryMonitor(), module=Headless(small_lm))
 
 
-def test_of_two_lms_one_is_named(naive, small_lm, own_map, fit):
-    class Pair(naive.module):
+def test_of_two_lms_one_is_named(small_lm, own_map, fit):
+    class Pair(naive.Module):
         def __init__(self):
             super().__init__(small_lm)
             self.teacher = copy.deepcopy(self.backbone).requires_grad_(False)
@@ -406,8 +328,8 @@ def test_of_two_lms_one_is_named(naive, small_lm, own_map, fit):
     ]
 
 
-def test_a_tokenizer_must_be_named_if_none_is_found(naive, small_lm, own_map, fit):
-    class Bare(naive.module):
+def test_a_tokenizer_must_be_named_if_none_is_found(small_lm, own_map, fit):
+    class Bare(naive.Module):
         def __init__(self):
             super().__init__(small_lm)
             self.__dict__.pop("tokenizer")
@@ -438,13 +360,11 @@ class Signals(L.Callback):
             termination.current.signum = signal.SIGTERM
 
 
-def test_what_a_signal_saves_has_the_measurement_of_its_step(
-    naive, small_lm, fit, tmp_path, monkeypatch
-):
+def test_what_a_signal_saves_has_the_measurement_of_its_step(small_lm, fit, tmp_path, monkeypatch):
     monkeypatch.setattr(termination, "current", termination.Termination())
     data = Resumable(naive.sentences(small_lm).dataset, batch_size=2)
     with pytest.raises(termination.Terminated):
-        fit(SignalCheckpoint(), Signals(), Generalization("city->country", naive.edits), data=data)
+        fit(SignalCheckpoint(), Signals(), Generalization("city->country", naive.EDITS), data=data)
     (path,) = tmp_path.rglob("interrupted.ckpt")
     saved = torch.load(path, weights_only=True)["callbacks"]
     (state,) = [one for key, one in saved.items() if key.startswith("Generalization")]

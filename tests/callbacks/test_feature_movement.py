@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from pandas import read_csv
-from safetensors.torch import save_file
 
 from lincorr_lightning.callbacks import FeatureMovement
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from tests.callbacks import naive
 
 SUBJECTS = [f"name{i}" for i in range(30, 36)]
 HOOK_POINTS = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
@@ -58,10 +57,10 @@ def _naive_features(model, tokenizer, hook_point, prompts):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
-    module = naive.module(small_lm)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
-    watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=every, n_top=5)
+def test_movement_is_that_of_naive_reading(small_lm, folder, every, fit):
+    module = naive.Module(small_lm)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
+    watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=every)
     trainer = fit(watch, module=module)
     steps = [step for step, _ in watch.history["features/residual.1/source/change"]]
     assert steps == ([0, 1, 2, 3, 4] if every == 1 else [0, 3, 4])
@@ -80,7 +79,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
             assert found["on"] == pytest.approx(((old <= 0) & (new > 0)).sum(1).mean())
             assert found["off"] == pytest.approx(((old > 0) & (new <= 0)).sum(1).mean())
             assert found["explained"] == pytest.approx(explained, abs=1e-3)
-            best = np.argsort(-moved)[:5]
+            best = np.argsort(-moved)[:10]
             for row, i in zip(found["top"], best, strict=True):
                 assert row["feature"] == f"{hook_point.id}.{i}"
                 assert row["change"] == pytest.approx(moved[i], rel=1e-3)
@@ -94,68 +93,6 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
     (path,) = Path(trainer.default_root_dir).rglob("feature_movement.csv")
     assert list(read_csv(path)["step"].unique()) == steps[:0:-1]
     assert json.dumps(watch.results)
-
-
-def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit):
-    """Means over edits that are trained side by side, by their own steps."""
-
-    seen = {}
-
-    class Stacked(naive.stacked):
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            for adapter, edit in enumerate(batch.edits):
-                prompt = f"{edit.subject} lives in the country of"
-                with self.adapters.rows([adapter]):
-                    read = _naive_features(self.backbone, self.tokenizer, HOOK_POINTS[1], [prompt])
-                seen[batch.step + 1, batch.ids[adapter]] = read[0][0]
-
-    module = Stacked(small_lm)
-    base = naive.module(small_lm)
-    data = naive.data(module, n_edits=7, training=EditTraining(edits_per_step=2, n_steps=3))
-    watch = FeatureMovement(folder, every_n_steps=1)
-    fit(watch, module=module, data=data)
-    edits = data.prepare_edits()
-    prompts = [f"{edit.subject} lives in the country of" for edit in edits]
-    old = _naive_features(base.backbone, base.tokenizer, HOOK_POINTS[1], prompts)[0]
-    history = dict(watch.history["features/residual.1/target/change"])
-    assert sorted(history) == [0, 1, 2, 3]
-    assert history.pop(0) == 0
-    for step, value in history.items():
-        new = np.stack([seen[step, edit] for edit in range(len(edits))])
-        expected = np.abs(new - old).mean(0).sum() / old.mean(0).sum()
-        assert value == pytest.approx(expected, rel=1e-3)
-        assert value > 1e-3
-
-
-def test_an_sae_of_the_heads_is_moved_to_the_lms_output(naive, small_lm, tmp_path, fit):
-    """The callback holds the LM, from which the projection is taken."""
-    folder = tmp_path / "heads"
-    folder.mkdir()
-    random = torch.Generator().manual_seed(0)
-    shapes = {"W_enc": (WIDTH, N), "W_dec": (N, WIDTH), "b_enc": (N,), "b_dec": (WIDTH,)}
-    w = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
-    config = {"architecture": "standard", "hook_name": "blocks.1.attn.hook_z"}
-    (folder / "cfg.json").write_text(json.dumps(config))
-    save_file(w, folder / "sae_weights.safetensors")
-    module = naive.module(small_lm)
-    projection = module.backbone.model.layers[1].self_attn.o_proj
-    norm = (w["W_dec"] @ projection.weight.detach().T).norm(dim=1)
-    seen = []
-    hook = projection.register_forward_pre_hook(lambda m, a: seen.append(a[0][0, -1]))
-    with torch.no_grad():
-        for x in SUBJECTS:
-            prompt = module.tokenizer(f"{x} lives in the city of", return_tensors="pt")
-            module.backbone.eval()(**prompt)
-    hook.remove()
-    features = ((torch.stack(seen) - w["b_dec"]) @ w["W_enc"] + w["b_enc"]).relu() * norm
-    watch = FeatureMovement(str(folder), "city->country", SUBJECTS, every_n_steps=1, n_top=N)
-    fit(watch, module=module)
-    top = watch.results["attention_out.1"]["source"]["top"]
-    before = {row["feature"]: row["before"] for row in top}
-    assert len(before) > N // 2
-    for name, value in before.items():
-        expected = float(features[:, int(name.rpartition(".")[2])].mean())
-        assert value == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def test_unusable_saes_are_refused(tmp_path, fit):

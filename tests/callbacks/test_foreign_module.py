@@ -1,6 +1,5 @@
 """Callbacks in a user's own fine-tune, without a module or DataModule of this package."""
 
-import csv
 import importlib
 import json
 import os
@@ -10,16 +9,13 @@ import sys
 import pytest
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 
 from lincorr_lightning.callbacks import (
     Generalization,
-    GradientCorrelation,
-    Resilience,
-    TokenGeometryMonitor,
 )
 from lincorr_lightning.cli import main
-from lincorr_lightning.results.run_folder import collect_callback_results
+from tests.callbacks import naive
+from tests.toys import read_table
 
 THEIRS = """
 import lightning as L
@@ -62,38 +58,7 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("their_study")
 
 
-def check(trainer, subjects, folder):
-    """All three have measured at each of the four steps, and the cases are written."""
-    found = {type(c).__name__: c for c in trainer.callbacks}
-    gradients, count, resilience = (
-        found[name] for name in ("GradientCorrelation", "Generalization", "Resilience")
-    )
-    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
-    assert steps == [1, 2, 3, 4]
-    assert [step for step, _ in count.history["generalization/hallucinated"]] == [0, *steps]
-    assert resilience.results["after"] != resilience.results["before"]
-    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
-    assert sum(shares) == pytest.approx(1)
-    with next(folder.rglob("tables/cases.csv")).open() as handle:
-        cases = list(csv.DictReader(handle))
-    if subjects is None:
-        assert len(cases) == count.n_watch
-    else:
-        assert [case["subject"] for case in cases] == subjects
-
-
-def test_by_python(theirs, small_lm, tmp_path, fit):
-    trainer = fit(
-        GradientCorrelation("city->country"),
-        Generalization("city->country"),
-        Resilience(every_n_steps=2),
-        module=theirs.Chat(small_lm),
-        data=theirs.Talk(),
-    )
-    check(trainer, None, tmp_path)
-
-
-def config(given, own_map):
+def config(edits, own_map):
     return {
         "trainer": {
             "accelerator": "cpu",
@@ -103,7 +68,7 @@ def config(given, own_map):
             "enable_checkpointing": False,
             "callbacks": [
                 {"class_path": "GradientCorrelation", "init_args": {"every_n_steps": 1}},
-                {"class_path": "Generalization", "init_args": {"edits": given}},
+                {"class_path": "Generalization", "init_args": {"edits": edits}},
                 {
                     "class_path": "Resilience",
                     "init_args": {"linear_map": own_map.folder, "every_n_steps": 2},
@@ -113,9 +78,9 @@ def config(given, own_map):
     }
 
 
-def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
+def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
     edits = tmp_path / "edits.jsonl"
-    edits.write_text("\n".join(json.dumps(edit) for edit in naive.edits))
+    edits.write_text("\n".join(json.dumps(edit) for edit in naive.EDITS))
     study = {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
@@ -123,17 +88,27 @@ def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(str(edits), own_map) | study))
     runs = tmp_path / "runs"
     cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", str(runs)])
-    check(cli.trainer, [edit["subject"] for edit in naive.edits], runs)
+    found = {type(c).__name__: c for c in cli.trainer.callbacks}
+    gradients, count = found["GradientCorrelation"], found["Generalization"]
+    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
+    assert steps == [1, 2, 3, 4]
+    assert [step for step, _ in count.history["generalization/hallucinated"]] == [0, *steps]
+    resilience = found["Resilience"].results
+    assert resilience["after"] != resilience["before"]
+    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
+    assert sum(shares) == pytest.approx(1)
     (folder,) = runs.glob("*/version_0")
+    cases = read_table(folder / "tables" / "cases.csv")
+    assert [case["subject"] for case in cases] == [edit["subject"] for edit in naive.EDITS]
     assert list(folder.glob("events.out.tfevents*"))
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
 
 
 @pytest.mark.slow
-def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, tmp_path, theirs):
+def test_by_yaml_with_their_program_on_two_processes(small_lm, own_map, tmp_path, theirs):
     """Only these callbacks use the run's folder; the ranks must agree on it."""
-    study = config(naive.edits, own_map) | {
+    study = config(naive.EDITS, own_map) | {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
     }
@@ -156,26 +131,23 @@ def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, t
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
-    with cases.open() as handle:
-        found = [case["subject"] for case in csv.DictReader(handle)]
-    assert found == [edit["subject"] for edit in naive.edits]
+    found = [case["subject"] for case in read_table(cases)]
+    assert found == [edit["subject"] for edit in naive.EDITS]
 
 
 # -- numbers in loggers and in callback_metrics ----------------------------------------------------
 
 
 @pytest.mark.parametrize("validated", [False, True])
-def test_early_stopping_and_checkpoints(
-    naive, small_lm, own_map, tmp_path, make_trainer, validated
-):
+def test_early_stopping_and_checkpoints(small_lm, own_map, tmp_path, make_trainer, validated):
     """Without a logger, they act on the share of hallucinations at the end of each epoch."""
 
-    class Module(naive.module):
+    class Module(naive.Module):
         def validation_step(self, batch, batch_idx):
             self.backbone(input_ids=batch)
 
     key = "generalization/hallucinated"
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     stop = EarlyStopping(key, mode="min", patience=2)
     keep = ModelCheckpoint(tmp_path, "{epoch}", monitor=key, mode="min", save_top_k=-1)
     trainer = make_trainer(
@@ -197,33 +169,3 @@ def test_early_stopping_and_checkpoints(
     assert keep.best_model_score == pytest.approx(min(shares))
     assert f"epoch={best}.ckpt" in keep.best_model_path
     assert [float(one) for one in keep.best_k_models.values()] == pytest.approx(shares)
-
-
-def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path, fit):
-    callbacks = [
-        Generalization("city->country", naive.edits, linear_map=own_map.folder),
-        GradientCorrelation("city->country", own_map.folder),
-        Resilience(own_map.folder, every_n_steps=1),
-        TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
-        Resilience(own_map.folder, n_watch=50),
-    ]
-    trainer = fit(*callbacks, logger=CSVLogger(tmp_path, name="", version="csv"))
-    with (tmp_path / "csv" / "metrics.csv").open() as handle:
-        written = list(csv.DictReader(handle))
-    for callback in callbacks:
-        assert callback.history
-        for key, points in callback.history.items():
-            if "of_learned" not in key:  # of which there may be no value in the end
-                assert float(trainer.callback_metrics[key]) == pytest.approx(points[-1][1])
-            rows = [(int(r["step"]), float(r[key])) for r in written if r[key]]
-            assert rows == [(step, pytest.approx(value)) for step, value in points]
-        for table in callback.output.tables:
-            assert (tmp_path / "csv" / "tables" / f"{table.name}.csv").is_file()
-    figures = {path.stem for path in (tmp_path / "csv" / "figures").iterdir()}
-    assert figures == {"outcomes", "reference_weights", "token_geometry"}
-    found = collect_callback_results(trainer)
-    names = "generalization gradient_correlation resilience token_geometry resilience_2"
-    assert [one.study for one in found] == names.split()
-    for callback, results in zip(callbacks, found, strict=True):
-        assert callback.results == results.values != {}
-        json.dumps(results.to_json(), allow_nan=False)

@@ -1,6 +1,7 @@
 """The callbacks in a Hugging Face Trainer."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import (
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
+from tests.callbacks import naive
 from tests.launching import launch
 
 SUBJECTS = ["name1", "name2", "name3", "name4", "name5"]
@@ -44,9 +46,9 @@ class Keeps(TrainerCallback):
 
 
 @pytest.fixture
-def train(naive, small_lm, tmp_path):
+def train(small_lm, tmp_path):
     def run(*callbacks, **options):
-        module = naive.module(small_lm)
+        module = naive.Module(small_lm)
         rows = torch.cat(list(naive.sentences(small_lm)))
         settings = {
             "per_device_train_batch_size": 2,
@@ -73,54 +75,36 @@ def train(naive, small_lm, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path, accumulate):
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+def test_numbers_are_those_of_plain_forwards(own_map, train, tmp_path):
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     gradients = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
     resilience = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     keeps = Keeps()
-    trainer = train(
-        HuggingFaceCallback(gradients, count, resilience),
-        keeps,
-        gradient_accumulation_steps=accumulate,
-    )
+    watch = HuggingFaceCallback(gradients, count, resilience)
+    trainer = train(watch, keeps, gradient_accumulation_steps=2)
     states, tokenizer = keeps.states, trainer.processing_class
-    bare = train(gradient_accumulation_steps=accumulate)
+    bare = train(gradient_accumulation_steps=2)
     for one, other in zip(trainer.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    subjects = [edit["subject"] for edit in naive.edits]
-    before, after = (
-        naive.logits(state, tokenizer, "country", subjects).argmax(1)
-        for state in states[:: len(states) - 1]
+    subjects = [edit["subject"] for edit in naive.EDITS]
+    base, last = (naive.answers(states[i], tokenizer, subjects) for i in (0, -1))
+    expected = naive.outcomes(base, last, naive.EDITS)
+    logged = trainer.state.log_history[-1]
+    assert {key: logged.get(key, float("nan")) for key in expected} == pytest.approx(
+        expected, abs=1e-3, nan_ok=True
     )
-    outcomes = [
-        "generalized"
-        if naive.countries[new] == naive.places[edit["answer"]]
-        else "unchanged"
-        if new == old
-        else "hallucinated"
-        for edit, old, new in zip(naive.edits, before, after, strict=True)
-    ]
-    for name in ("generalized", "hallucinated", "unchanged"):
-        share = pytest.approx(outcomes.count(name) / len(outcomes))
-        assert count.results[name] == share
-        assert trainer.state.log_history[-1][f"generalization/{name}"] == share
-    source, target = (
-        [naive.logits(state, tokenizer, what, SUBJECTS) for state in states]
-        for what in ("city", "country")
-    )
-    expected = {
-        step: naive.r(
-            (source[step] - source[step - 1]) @ own_map.weight.T, target[step] - target[step - 1]
-        )
-        for step in range(1, len(states))
+    answers = [naive.answers(state, tokenizer, SUBJECTS) for state in states]
+    weight, bias = own_map.weight, own_map.bias
+    r = {
+        step: naive.r((now["city"] - then["city"]) @ weight.T, now["country"] - then["country"])
+        for step, (then, now) in enumerate(pairwise(answers), 1)
     }
     found = dict(gradients.history["gradient_correlation/city->country"])
-    assert found == pytest.approx(expected, abs=1e-3)
+    assert found == pytest.approx(r, abs=1e-3)
     steps = [step for step, _ in resilience.history["resilience/city->country"]]
     assert steps == sorted({*range(0, len(states), 3), len(states) - 1})
-    last = naive.r(source[-1] @ own_map.weight.T + own_map.bias, target[-1])
-    assert resilience.results["after"] == pytest.approx(last, abs=1e-3)
+    after = naive.r(answers[-1]["city"] @ weight.T + bias, answers[-1]["country"])
+    assert resilience.results["after"] == pytest.approx(after, abs=1e-3)
     assert [path.name for path in tmp_path.rglob("cases.csv")]
 
 
@@ -135,18 +119,18 @@ class Fails(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def test_a_training_that_failed_leaves_nothing_behind(naive, own_map, train):
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+def test_a_training_that_failed_leaves_nothing_behind(own_map, train):
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     watch = HuggingFaceCallback(count)
     with pytest.raises(KeyboardInterrupt):
         train(watch, Fails())
     assert count.results == {}
     train(watch)
-    assert count.results["n_edits"] == len(naive.edits)
+    assert count.results["n_edits"] == len(naive.EDITS)
 
 
-def test_their_early_stopping_finds_the_keys(naive, own_map, train):
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+def test_their_early_stopping_finds_the_keys(own_map, train):
+    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     trainer = train(
         HuggingFaceCallback(count),
         EarlyStoppingCallback(1),
@@ -165,9 +149,9 @@ def test_their_early_stopping_finds_the_keys(naive, own_map, train):
     assert 1 < len(learned) < 20
     assert trainer.state.best_metric == pytest.approx(max(learned))
     # The results are those of the LM that was loaded in the end.
-    subjects = [edit["subject"] for edit in naive.edits]
+    subjects = [edit["subject"] for edit in naive.EDITS]
     cities = naive.logits(trainer.model, trainer.processing_class, "city", subjects).argmax(1)
-    right = [naive.cities[i] == edit["answer"] for i, edit in zip(cities, naive.edits, strict=True)]
+    right = [naive.CITIES[i] == edit["answer"] for i, edit in zip(cities, naive.EDITS, strict=True)]
     assert count.results["source_learned"] == pytest.approx(sum(right) / len(right))
 
 

@@ -10,7 +10,8 @@ from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.interventions import EditStates, TargetSpace
-from lincorr_lightning.linear_map.artifact import sample_fitted_subjects
+from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
+from tests.callbacks import naive
 from tests.toys import save_toy_lm
 
 TRAINING = EditTraining(edits_per_step=3, n_steps=12)
@@ -18,15 +19,15 @@ ARMS = ["W", "W, plain", "W0", "W - W0", "W, other labels", "reference's row"]
 
 
 @pytest.fixture
-def run(naive, small_lm, fit, tmp_path):
+def run(small_lm, fit, tmp_path):
     """Train six edits in adapters; keep what the head reads at each target prompt, and the LM."""
 
     file = tmp_path / "edits.json"
 
-    def train(change=None, edits=naive.edits[:6]):
+    def train(change=None, edits=naive.EDITS[:6]):
         file.write_text(json.dumps(edits))
 
-        class Recording(naive.stacked):
+        class Recording(naive.Stacked):
             def states(self, subjects, adapters):
                 read, rows = [], [f"{x} lives in the country of" for x in subjects]
                 head = self.backbone.get_output_embeddings()
@@ -49,16 +50,20 @@ def run(naive, small_lm, fit, tmp_path):
         if change is not None:
             change(module)
         watch = Intervention(n_subjects=150)
-        fit(watch, module=module, data=naive.data(module, edits_file=str(file), training=TRAINING))
+        fit(
+            watch,
+            module=module,
+            data=naive.edits_data(module, edits_file=str(file), training=TRAINING),
+        )
         return module, watch
 
     return train
 
 
-def test_moves_are_those_of_the_hidden_states(naive, run):
+def test_moves_are_those_of_the_hidden_states(run):
     """In all dimensions, each edit and arm by itself."""
     module, watch = run()
-    ids = module.tokenizer.convert_tokens_to_ids(naive.countries)
+    ids = module.tokenizer.convert_tokens_to_ids(naive.COUNTRIES)
     head = module.backbone.get_output_embeddings().weight.detach().double().numpy()[ids]
     u, maps = head - head.mean(0), {k: w.numpy() for k, (w, _) in watch.maps.items()}
     doses = watch.output.table("intervention_doses").frame
@@ -72,7 +77,7 @@ def test_moves_are_those_of_the_hidden_states(naive, run):
     ]
     assert len(seen) == len(kept)
     references = sorted(
-        {naive.countries.index(naive.places[module.found[x][0].answer]) for x in seen}
+        {naive.COUNTRIES.index(naive.PLACES[module.found[x][0].answer]) for x in seen}
     )
     for part in ("own", "change", "state", "only"):
         for arm in ARMS:
@@ -81,7 +86,7 @@ def test_moves_are_those_of_the_hidden_states(naive, run):
                 found = {name: {r: [] for r in references} for name in ("hit", "p", "share")}
                 for subject in seen:
                     edit, before, after = module.found[subject]
-                    right = naive.countries.index(naive.places[edit.answer])
+                    right = naive.COUNTRIES.index(naive.PLACES[edit.answer])
                     w = {"W": "auto", "W, plain": "plain", "W0": "vocabulary"}
                     columns = {k: maps[v][:, edit.label] for k, v in w.items()}
                     columns["W - W0"] = columns["W"] - columns["W0"]
@@ -112,65 +117,34 @@ def test_moves_are_those_of_the_hidden_states(naive, run):
     assert (effects["effect_low"] <= effects["effect"] + 1e-9).all()
 
 
-def test_other_answers_are_those_of_edits_with_another_reference(naive, run):
-    _, watch = run()
+def test_the_nulls_and_the_map_of_the_vocabulary(run):
+    module, watch = run()
     edits, w = watch.edits, watch.maps["auto"][0].T
-    places = [naive.places[city] for city in naive.cities]
+    # Columns of other answers are those of edits with another reference.
+    places = [naive.PLACES[city] for city in naive.CITIES]
     assert edits.weights["other answer"].shape[:2] == (8, len(edits.references))
     for draw in edits.weights["other answer"]:
         for column, reference in zip(draw, edits.references, strict=True):
             (label,) = (w == column).all(1).nonzero().flatten().tolist()
             assert places[label] in set(edits.references) - {reference}
-
-
-def test_shuffled_columns_keep_the_weight_of_the_reference(naive, run):
-    _, watch = run()
-    edits = watch.edits
+    # Shuffled columns keep the weight of the reference.
     (w,), shuffled = edits.weights["W"], edits.weights["W, shuffled"]
-    assert shuffled.shape == (8, *w.shape)
     for draw in shuffled:
         assert torch.equal(draw[edits.reference_mask], w[edits.reference_mask])
         assert torch.equal(draw.sort(-1).values, w.sort(-1).values)
-    others = ~edits.reference_mask.expand_as(shuffled)
-    assert (shuffled != w)[others].double().mean() > 0.3
     assert not torch.equal(shuffled[0], shuffled[1])
-
-
-def test_w0_is_fitted_at_the_source_prompt(naive, run, small_lm):
-    """The countries' logits there, by ridge regression in numpy."""
-    module, watch = run()
-    measured = [*module.found]
-    subjects = sample_fitted_subjects(module.tokenizer, 150, measured)
+    # W0 leads to the countries' logits at the source prompt, by ridge regression in numpy.
+    subjects = sample_fitted_subjects(module.tokenizer, 150, [*module.found])
     lm, tokenizer = module.backbone, module.tokenizer
-    with module.adapters.rows([-1] * 1):
+    with module.adapters.rows([-1]):
         x = naive.logits(lm, tokenizer, "city", subjects)
-        y = naive.logits(lm, tokenizer, "city", subjects, naive.countries)
+        y = naive.logits(lm, tokenizer, "city", subjects, naive.COUNTRIES)
     x, y = x - x.mean(0), y - y.mean(0)
     solutions = [
         np.linalg.solve(x.T @ x + 10 ** (i / 2) * np.eye(12), x.T @ y).T for i in range(-12, 13)
     ]
-    errors = [np.abs(one - watch.maps["vocabulary"][0].numpy()).max() for one in solutions]
+    errors = [np.abs(each - watch.maps["vocabulary"][0].numpy()).max() for each in solutions]
     assert min(errors) < 1e-4
-
-
-def test_a_swap_of_two_rows_only_renames_the_labels(naive, run):
-    """So it is no evidence of anything: answers, W and all effects follow, to rounding."""
-    france, germany = (naive.countries.index(name) for name in ("France", "Germany"))
-    order = list(range(len(naive.countries)))
-    order[france], order[germany] = germany, france
-
-    def swap(module):
-        ids = module.tokenizer.convert_tokens_to_ids(["France", "Germany"])
-        parts = (module.backbone.get_input_embeddings(), module.backbone.get_output_embeddings())
-        with torch.no_grad():
-            for weight in {part.weight for part in parts}:  # tied ones once
-                weight[ids] = weight[ids[::-1]]
-
-    (_, plain), (_, swapped) = run(), run(swap)
-    assert not torch.allclose(swapped.edits.after, plain.edits.after, atol=0.1)
-    assert torch.allclose(swapped.edits.after[:, order], plain.edits.after, atol=1e-3)
-    for name, (weight, _) in plain.maps.items():
-        assert torch.allclose(swapped.maps[name][0][order], weight, atol=1e-3), name
 
 
 def test_draws_are_averaged():
@@ -184,7 +158,7 @@ def test_draws_are_averaged():
     names = [str(i % 5) for i in range(40)]
 
     def states(weights):
-        return EditStates(space, before, after, mask, names, weights, torch.zeros(40))
+        return EditStates(space, before, after, mask, names, weights)
 
     together = states({"W": draws[:1], "drawn": draws}).responses("change", "drawn")
     alone = [
@@ -201,10 +175,10 @@ def test_draws_are_averaged():
     assert np.allclose(alone[0]["share"][0].numpy(), share)
 
 
-def test_edits_that_are_not_learned(naive, small_lm, run):
-    base = naive.module(small_lm)
+def test_edits_that_are_not_learned(small_lm, run):
+    base = naive.Module(small_lm)
     known = naive.logits(base.backbone, base.tokenizer, "city", ["name0"]).argmax()
-    taught = next(city for i, city in enumerate(naive.cities) if i != known and city != "London")
+    taught = next(city for i, city in enumerate(naive.CITIES) if i != known and city != "London")
 
     def freeze(module):
         module.lr = 1e-12
@@ -214,13 +188,17 @@ def test_edits_that_are_not_learned(naive, small_lm, run):
     assert watch.results == {"relation": "city->country", "n_learned": 0}
 
 
-def test_what_cannot_be_moved_is_refused(naive, small_lm, fit, tmp_path):
+def test_what_cannot_be_moved_is_refused(small_lm, fit, tmp_path):
     with pytest.raises(ConfigError, match="independent edits of the source of city->country"):
-        fit(Intervention(), module=naive.module(small_lm))
-    module = naive.on_edits(small_lm)
+        fit(Intervention(), module=naive.Module(small_lm))
+    module = naive.OnEdits(small_lm)
     full = EditTraining("full", edits_per_step=1)
     with pytest.raises(ConfigError, match=r"model\.method lora"):
-        fit(Intervention(), module=module, data=naive.data(module, n_edits=2, training=full))
-    capped = naive.stacked(str(save_toy_lm(tmp_path / "capped", architecture="gemma2")))
+        fit(Intervention(), module=module, data=naive.edits_data(module, n_edits=2, training=full))
+    capped = naive.Stacked(str(save_toy_lm(tmp_path / "capped", architecture="gemma2")))
     with pytest.raises(ConfigError, match="scales, caps or shifts"):
-        fit(Intervention(), module=capped, data=naive.data(capped, n_edits=2, training=TRAINING))
+        fit(
+            Intervention(),
+            module=capped,
+            data=naive.edits_data(capped, n_edits=2, training=TRAINING),
+        )

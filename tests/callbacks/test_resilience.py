@@ -6,12 +6,13 @@ import torch
 
 from lincorr_lightning.callbacks import Resilience
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.linear_map.artifact import sample_fitted_subjects
+from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
+from tests.callbacks import naive
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
 
-def expected(naive, states, tokenizer, weight, bias):
+def expected(states, tokenizer, weight, bias):
     return [
         naive.r(
             naive.logits(state, tokenizer, "city", SUBJECTS) @ weight.T + bias,
@@ -21,56 +22,37 @@ def expected(naive, states, tokenizer, weight, bias):
     ]
 
 
-def test_r_of_a_given_map(naive, small_lm, own_map, fit):
-    module = naive.module(small_lm)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
-    r = expected(naive, states, module.tokenizer, own_map.weight, own_map.bias)
+def test_r_of_a_given_map(small_lm, own_map, fit):
+    module = naive.Module(small_lm)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
+    r = expected(states, module.tokenizer, own_map.weight, own_map.bias)
     watch = Resilience(own_map.folder, "city->country", SUBJECTS, every_n_steps=1)
     fit(watch, module=module)
     steps, values = zip(*watch.history["resilience/city->country"], strict=True)
     assert steps == tuple(range(5))
     assert values == pytest.approx(r, abs=1e-4)
-    found = {"before": r[0], "after": r[-1], "worst": min(r)}
-    assert watch.results.pop("relation") == "city->country"
-    assert "a map that this run fits" in watch.results.pop("without_random_words")
-    assert watch.results.pop("baselines") == {}
-    assert watch.results == pytest.approx(found, abs=1e-4)
+    for name, value in {"before": r[0], "after": r[-1], "worst": min(r)}.items():
+        assert watch.results[name] == pytest.approx(value, abs=1e-4)
+    assert watch.results["baselines"] == {}
     assert list(watch.history) == ["resilience/city->country"]
 
 
-def test_the_map_is_that_of_before_training(naive, small_lm, fit):
-    """Fitted again at each step, r would stay at one; with the steps thinned, both ends remain."""
-    module = naive.module(small_lm, lr=0.02)
-    words = [f"name{i}" for i in range(400)]
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
-    watch = Resilience(subjects=SUBJECTS, every_n_steps=3)
-    fit(watch, module=module)
-    steps = [step for step, _ in watch.history["resilience/city->country"]]
-    assert steps == [0, 3, 4]
-    # The map that is fitted on names alone is nearly the one fitted on all words.
-    fitted = [naive.logits(states[0], module.tokenizer, k, words) for k in ("city", "country")]
-    r = expected(naive, states, module.tokenizer, *naive.map(*fitted))
-    assert watch.results["before"] == pytest.approx(r[0], abs=0.02)
-    assert watch.results["after"] == pytest.approx(r[-1], abs=0.05)
-    assert watch.results["after"] < watch.results["before"] - 0.01
-
-
-def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, fit):
+def test_random_words_of_before_training_are_scored_on_each_lm(small_lm, fit):
     """By numpy, as means over other draws of words."""
-    module = naive.module(small_lm, lr=0.02)
-    states = naive.loop(module, list(naive.sentences(small_lm))).states
-    watch = Resilience(subjects=SUBJECTS, every_n_steps=4, n_subjects=150)
+    module = naive.Module(small_lm, lr=0.02)
+    states = naive.Loop(module, list(naive.sentences(small_lm))).states
+    watch = Resilience(subjects=SUBJECTS, every_n_steps=4, n_subjects=150, ridge=0.0)
     fit(watch, module=module)
     words = {
         name: module.tokenizer.convert_ids_to_tokens(tokens)
-        for name, tokens in watch._word_layout.words.items()
+        for name, tokens in watch._layout.words.items()
     }
     views = {
         "city": ("city", None),
         "country": ("country", None),
         "city words": ("city", words["city"]),
         "country words": ("country", words["country"]),
-        "at city": ("city", naive.countries),
+        "at city": ("city", naive.COUNTRIES),
     }
 
     def logits(state, subjects):
@@ -83,7 +65,7 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
     base, rng = logits(states[0], fitted_on), np.random.default_rng(2)
 
     def r(now, x, fitted_y, y, chosen=slice(None)):
-        weight, bias = naive.map(base[x][:, chosen], base[fitted_y])
+        weight, bias = naive.fit_map(base[x][:, chosen], base[fitted_y])
         return naive.r(now[x][:, chosen] @ weight.T + bias, now[y])
 
     for at, state in enumerate((states[0], states[4])):
@@ -105,13 +87,13 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
     assert watch.results["without_random_words"] is None
 
 
-def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, fit):
+def test_of_edits_side_by_side_the_first_is_evaluated(small_lm, own_map, fit):
     """Also at the end."""
 
-    class Stacked(naive.stacked):
+    class Stacked(naive.Stacked):
         def on_train_end(self):
             found = {}
-            for name, labels in (("city", naive.cities), ("country", naive.countries)):
+            for name, labels in (("city", naive.CITIES), ("country", naive.COUNTRIES)):
                 prompts = [f"{x} lives in the {name} of" for x in SUBJECTS]
                 rows = self.tokenizer(prompts, return_tensors="pt")["input_ids"]
                 with self.adapters.rows([0] * len(rows)), torch.no_grad():
@@ -122,6 +104,6 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     training = EditTraining(edits_per_step=3, n_steps=2)
-    fit(watch, module=module, data=naive.data(module, n_edits=6, training=training))
+    fit(watch, module=module, data=naive.edits_data(module, n_edits=6, training=training))
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]

@@ -1,91 +1,273 @@
-"""`--safe`: which classes and settings an untrusted config may have."""
+"""`--safe`: what an untrusted config may have; the rest is refused, and nothing happens."""
 
+import itertools
+import json
+import os
+import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonargparse._common
 import lightning as L
 import pytest
+import torch
 import yaml
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.cli.lightning_cli import check_datamodule
-from lincorr_lightning.data import SubjectsDataModule
-from lincorr_lightning.data.subjects import SubjectBatch
-from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.probe import LinearProbe
+from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
+
+# What opens a connection, looks a name up or starts a program; an audit hook cannot be removed.
+_EVENTS = (
+    "socket.connect",
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "socket.sendto",
+    "socket.sendmsg",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+)
+_seen: list[str] = []
+_is_watched = False
+
+
+# Jsonargparse asks a new Python for its import path.
+_ALLOWED = "import sys, json; print(json.dumps(sys.path))"
+
+
+def _watch(event: str, args: tuple[Any, ...]) -> None:
+    if _is_watched and event in _EVENTS and _ALLOWED not in str(args):
+        _seen.append(f"{event} {args}")
+        raise ConnectionRefusedError(event)
 
 
 @pytest.fixture(autouse=True)
-def restored_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--safe` holds for the rest of a process."""
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing connects, nothing starts, and no file appears here; `--safe` ends with the test."""
+    if not hasattr(sys, "_hostile_configs_are_watched"):
+        sys._hostile_configs_are_watched = True  # type: ignore[attr-defined]
+        sys.addaudithook(_watch)
     settings = dict(jsonargparse._common.parsing_settings)
     monkeypatch.setattr(jsonargparse._common, "parsing_settings", settings)
+    monkeypatch.setattr(sys.modules[__name__], "_is_watched", True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    _seen.clear()
+    yield
+    assert not _seen
+    assert [path.name for path in Path().iterdir() if path.name != "runs"] == []
+    assert not list(Path().rglob("*:"))
 
 
-def safe_fit(folder: Path, config: dict[str, Any], *extra: str) -> L.Trainer:
-    path = folder / "mine.yaml"
+def run(config: dict[str, Any], study: str = "linear_probe", *options: str) -> L.Trainer:
+    """Run a study with a config that is not trusted."""
+    path = Path.cwd().parent / "mine.yaml"
     path.write_text(yaml.safe_dump(config))
     return main(
         [
             "fit",
             "--safe",
             "--config",
-            "linear_probe.yaml",
+            f"{study}.yaml",
             "--config",
             str(path),
-            "--data.n_subjects=100",
-            "--model.knowledge=[city,country]",
             "--trainer.enable_progress_bar=false",
-            f"--trainer.default_root_dir={folder}",
-            *extra,
+            *options,
         ]
     ).trainer
+
+
+def refused(config: dict[str, Any], study: str = "linear_probe", *options: str) -> str:
+    with pytest.raises(LincorrError) as refusal:
+        run(config, study, *options)
+    assert len(str(refusal.value).splitlines()) == 1
+    return str(refusal.value)
+
+
+# -- URLs -----------------------------------------------------------------------------------------
+
+
+def model(**init_args: Any) -> dict[str, Any]:
+    return {"model": {"init_args": init_args}}
+
+
+def data(**init_args: Any) -> dict[str, Any]:
+    return {"data": {"init_args": init_args}}
+
+
+def trainer(part: str, class_path: str, **init_args: Any) -> dict[str, Any]:
+    made = {"class_path": f"lightning.pytorch.{part}.{class_path}", "init_args": init_args}
+    return {"trainer": {part.removesuffix("s") if part != "strategies" else "strategy": made}}
 
 
 def callback(class_path: str, **init_args: Any) -> dict[str, Any]:
     return {"trainer": {"callbacks": [{"class_path": class_path, "init_args": init_args}]}}
 
 
+U = "URL"
+PLACES: list[tuple[str, dict[str, Any]]] = [
+    ("linear_probe", {"trainer": {"default_root_dir": U}}),
+    ("linear_probe", model(lm={"name_or_path": U})),
+    ("linear_probe", {"ckpt_path": U}),
+    ("linear_probe", trainer("loggers", "TensorBoardLogger", save_dir=U)),
+    ("linear_probe", callback("ModelCheckpoint", dirpath=U)),
+    ("linear_probe", {"name": U}),
+    ("linear_probe", model(knowledge_files=["mine.yaml", U])),
+    ("linear_probe", data(subjects_file=U)),
+    ("linear_probe", trainer("profilers", "SimpleProfiler", dirpath=U, filename="a")),
+    ("linear_probe", trainer("strategies", "DeepSpeedStrategy", config=U)),
+    ("source_finetune", callback("Generalization", edits=U)),
+    ("source_finetune", callback("GradientCorrelation", linear_map=U)),
+    ("sparse_autoencoders", data(texts=[U])),
+]
+"""Settings of studies; the word URL in them stands for one."""
+SCHEMES = (
+    "http://127.0.0.1:9/x",
+    "s3://bucket/x",
+    "memory://x",
+    "simplecache::ftp://127.0.0.1/x",
+    "hf://datasets/a/b",
+    "reference::x.json",
+    "file:///x",
+)
+_N_FAST = 5
+URLS = [
+    pytest.param(study, config, next(scheme), marks=() if i < _N_FAST else pytest.mark.nightly)
+    for scheme in [itertools.cycle(SCHEMES)]
+    for i, (study, config) in enumerate(PLACES * 2)
+]
+
+
+def replaced(node: Any, url: str) -> Any:
+    if isinstance(node, dict):
+        return {key: replaced(value, url) for key, value in node.items()}
+    if isinstance(node, list):
+        return [replaced(value, url) for value in node]
+    return url if node == U else node
+
+
+@pytest.mark.parametrize(("study", "config", "url"), URLS)
+def test_urls_are_refused(study: str, config: dict[str, Any], url: str) -> None:
+    message = refused(replaced(config, url), study)
+    assert url in message and "--safe refuses" in message
+
+
+@pytest.mark.parametrize("config", ["http://127.0.0.1:9/x.yaml", "ftp://127.0.0.1/x.yaml"])
+def test_a_config_at_a_url_is_refused(config: str) -> None:
+    refused({}, "linear_probe", "--config", config)
+    refused({}, "linear_probe", "--model.lm", config)
+    refused({"data": config}, "linear_probe")
+
+
+def test_an_lm_of_the_hub_is_allowed() -> None:
+    with pytest.raises(LanguageModelError, match="as a hub id it is not among earlier downloads"):
+        run(model(lm={"name_or_path": "some/lm"}), "linear_probe")
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+class _Touch:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch payload",)
+
+
+def _own_code(folder: Path, lm: Path) -> dict[str, Any]:
+    settings = json.loads((lm / "config.json").read_text())
+    settings |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"},
+    }
+    (lm / "config.json").write_text(json.dumps(settings))
+    (lm / "mine.py").write_text("open('payload', 'w')\n")
+    return model(lm={"name_or_path": str(lm)})
+
+
+def _own_tokenizer(folder: Path, lm: Path) -> dict[str, Any]:
+    settings = json.loads((lm / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.T", "mine.T"]}}
+    (lm / "tokenizer_config.json").write_text(json.dumps(settings))
+    (lm / "tokenizer.json").unlink()
+    (lm / "mine.py").write_text("open('payload', 'w')\n")
+    return model(lm={"name_or_path": str(lm)})
+
+
+def _pickled_weights(folder: Path, lm: Path) -> dict[str, Any]:
+    (lm / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": _Touch()}, lm / "pytorch_model.bin")
+    return model(lm={"name_or_path": str(lm)})
+
+
+def _pickled_checkpoint(folder: Path, lm: Path) -> dict[str, Any]:
+    torch.save({"pytorch-lightning_version": "2.6.0", "state_dict": _Touch()}, folder / "a.ckpt")
+    return {"ckpt_path": str(folder / "a.ckpt")}
+
+
+def _tagged_knowledge(folder: Path, lm: Path) -> dict[str, Any]:
+    tag = "version: 1\nsource: !!python/object/apply:os.system ['touch payload']\n"
+    (folder / "mine.yaml").write_text(tag)
+    return model(knowledge_files=[str(folder / "mine.yaml")])
+
+
+FILES = [_own_code, _own_tokenizer, _pickled_weights, _pickled_checkpoint, _tagged_knowledge]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("make", FILES)
+def test_code_in_files_is_not_run(
+    make: Callable[[Path, Path], dict[str, Any]], small_lm: str, tmp_path: Path
+) -> None:
+    lm = tmp_path / "lm"
+    shutil.copytree(small_lm, lm)
+    refused(make(tmp_path, lm), "linear_probe")
+
+
 @pytest.mark.parametrize(
-    ("config", "refused"),
+    ("config", "named"),
     [
         (callback("hostile.Hostile"), "hostile.Hostile"),
         (callback("lincorr_lightning.io.shutil.rmtree"), "lincorr_lightning.io.shutil.rmtree"),
         (callback("LambdaCallback", on_fit_start="lincorr_lightning.io.remove"), "LambdaCallback"),
-        (callback("BackboneFinetuning", lambda_func="os.system"), "os.system"),
         (callback("BackboneFinetuning", lambda_func="torch.hub.load"), "torch.hub.load"),
         (
             callback("BackboneFinetuning", lambda_func={"class_path": "subprocess.Popen"}),
             "subprocess.Popen",
         ),
+        (callback("WeightAveraging", avg_fn={"class_path": "builtins.eval"}), "builtins.eval"),
         ({"model": {"class_path": "hostile.Hostile"}}, "hostile.Hostile"),
+        ({"model": {"class_path": "torch.hub.load"}}, "torch.hub.load"),
         (
-            {"trainer": {"logger": {"class_path": "lightning.pytorch.loggers.MLFlowLogger"}}},
-            "lightning.pytorch.loggers.MLFlowLogger",
+            {"data": {"class_path": "lightning.pytorch.demos.mnist_datamodule.MNISTDataModule"}},
+            "mnist_datamodule.MNISTDataModule",
+        ),
+        (trainer("loggers", "MLFlowLogger"), "lightning.pytorch.loggers.MLFlowLogger"),
+        ({"trainer": {"strategy": {"class_path": "os.system"}}}, "os.system"),
+        (
+            {"trainer": {"plugins": [{"class_path": "builtins.open", "init_args": {"file": "x"}}]}},
+            "builtins.open",
         ),
     ],
 )
 def test_other_classes_and_functions_are_refused_before_they_are_imported(
-    config: dict[str, Any],
-    refused: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hostile.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=f"--safe refuses .*{refused}"):
-        safe_fit(tmp_path, config)
+    assert named in refused(config)
     assert "hostile" not in sys.modules
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        {"model": {"init_args": {"lm": {"trust_remote_code": True}}}},
-        {"model": {"init_args": {"lm": {"attn_implementation": "kernels-community/attention"}}}},
-        {"model": {"init_args": {"lm": {"attn_implementation": "flash_attention_2"}}}},
+        model(lm={"trust_remote_code": True}),
+        model(lm={"attn_implementation": "kernels-community/attention"}),
+        model(lm={"attn_implementation": "flash_attention_2"}),
         {"weights_only": False},
         {
             "trainer": {
@@ -97,38 +279,27 @@ def test_other_classes_and_functions_are_refused_before_they_are_imported(
         },
     ],
 )
-def test_settings_that_run_other_code_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_run_other_code_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"--safe refuses .*, which runs code"):
-        safe_fit(tmp_path, config)
+        run(config)
 
 
-def test_known_classes_run_and_the_saved_config_runs_again(small_lm: str, tmp_path: Path) -> None:
+def test_known_classes_run_and_the_saved_config_runs_again(small_lm: str) -> None:
+    environment = "lightning.pytorch.plugins.environments.LightningEnvironment"
     config = {
         "trainer": {
             "callbacks": [
                 {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"},
                 {"class_path": "LearningRateMonitor"},
             ],
-            "plugins": [
-                {"class_path": "lightning.pytorch.plugins.environments.LightningEnvironment"}
-            ],
+            "plugins": [{"class_path": environment}],
             "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler"},
         }
     }
-    trainer = safe_fit(tmp_path, config, f"--model.lm.name_or_path={small_lm}")
-    saved = Path(trainer.log_dir) / "config.yaml"
+    options = ["--data.n_subjects=100", "--model.knowledge=[city,country]"]
+    first = run(config, "linear_probe", *options, f"--model.lm.name_or_path={small_lm}")
+    saved = Path(first.log_dir or "") / "config.yaml"
     again = main(["fit", "--safe", "--config", str(saved)]).trainer
     assert (Path(again.log_dir) / "results.json").is_file()
     # Lightning would run the code of a checkpoint from a server.
     assert yaml.safe_load(saved.read_text())["weights_only"] is True
-
-
-class Foreign(L.LightningDataModule):
-    """A user's own datamodule."""
-
-
-def test_a_foreign_datamodule_is_left_to_what_it_yields() -> None:
-    check_datamodule(LinearProbe, Foreign)
-    check_datamodule(L.LightningModule, SubjectsDataModule)
-    Foreign.batch_type = type("Mine", (SubjectBatch,), {})
-    check_datamodule(LinearProbe, Foreign)

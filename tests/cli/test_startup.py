@@ -1,4 +1,4 @@
-"""What the program does before it begins to work: imports, and the help texts of settings."""
+"""What the program does before it begins to work: imports, and the help texts."""
 
 import importlib
 import shutil
@@ -87,19 +87,23 @@ def test_finished_runs_are_read_without_torch_or_figures(tmp_path: Path) -> None
     assert (tmp_path / "page" / "report.html").read_text().count("data:image/png") > 3
 
 
-def test_a_run_imports_no_more_of_other_libraries_than_lightning_needs() -> None:
-    found = imported("-m", "lincorr_lightning", "fit", "--config", "nowhere.yaml")
-    assert "lightning.pytorch" in found
-    assert not found & {"scipy.signal", "scipy.stats", "networkx"}
-    then = "import scipy.signal; assert scipy.signal.windows.hamming(1) == 1"
-    start = "from lincorr_lightning.cli.program import _import as load"
-    start += "; load('lincorr_lightning.cli.lightning_cli')"
-    assert "scipy.signal.windows" in imported("-c", f"{start}; {then}")
-
-
 def test_help_of_settings_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     """Those of an LM stand below the fields of `LMConfig`."""
     with pytest.raises(SystemExit):
         main(["fit", "--model.help", "LinearProbe"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "One of eager, sdpa and flash_attention_2; null lets transformers choose." in printed
+
+
+def test_a_pipeline_that_is_closed() -> None:
+    """A reader that has seen enough, as with `| head`, gets no traceback."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "lincorr_lightning", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None and program.stderr is not None
+    program.stdout.close()
+    assert program.stderr.read() == ""
+    assert program.wait() == 1

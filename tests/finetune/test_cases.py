@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,8 @@ import torch
 from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.finetune.cases import (
-    EditCase,
-    case_statistics,
-    edit_cases,
-    forecast_scores,
-)
+from lincorr_lightning.finetune.cases import EditAnswers, EditCase, case_statistics, edit_cases
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import Completeness
 
@@ -30,158 +25,131 @@ def relation(sources: list[str], targets: list[str]) -> Any:
     # In turn whole, of a phrase, and subwords.
     kinds = [list(Completeness)[i % 3] for i in range(len(targets))]
     return SimpleNamespace(
-        name="city->country",
         source=SimpleNamespace(texts=sources),
         target=SimpleNamespace(texts=targets, completeness=kinds),
         ambiguous_mask=np.zeros((len(targets), len(sources)), dtype=bool),
     )
 
 
+def make_cases(
+    named: Any,
+    edits: list[tuple[str, int, tuple[int, ...]]],
+    learned: Any,
+    before: Any,
+    after: Any,
+    weight: Any,
+    nearness: Any = None,
+) -> list[EditCase]:
+    """Cases of edits: the answer, its label and its reference."""
+    made = [Edit(f"x{i}", *edit[:1], (), *edit[1:], 0, 0) for i, edit in enumerate(edits)]
+    labels = torch.tensor([label for _, label, _ in edits], dtype=torch.long)
+    source = torch.nn.functional.one_hot(labels, len(named.source.texts) + 1).double()
+    source[~torch.as_tensor(learned)] = source[~torch.as_tensor(learned)].roll(1, 1)
+    logits = [torch.as_tensor(x, dtype=torch.float64) for x in (before, after)]
+    answers = EditAnswers.of(
+        made, {"source": source, "target": logits[0]}, {"source": source, "target": logits[1]}
+    )
+    weight = torch.as_tensor(weight, dtype=torch.float64)
+    near = None if nearness is None else torch.tensor(nearness, dtype=torch.float64)
+    return edit_cases(named, made, answers, weight, near)
+
+
+PARIS, ZURICH, X1 = ("Paris", 0, (0, 2)), ("Zürich HB", 1, (1,)), ("$x_1$", 2, (3,))
+EDITS = [PARIS, ZURICH, PARIS, X1, PARIS]
+BEFORE = [[0, 3, 1, 2], [4, -1, 0, 0], [0, 9, -5, 2], [1, 2, 3, 0.5], [0, 0, 0, 9.0]]
+AFTER = [[0, 3, 7, 2], [4, 3, 5, 0], [0, 9, 2, 2], [5, 2, 3, 0.5], [0, 8, 0, 7.0]]
+#     Paris Zürich $x_1$
+W = [[0.1, 0.2, 0.3], [0.4, 0.3, 0.1], [0.7, 0.5, 0.0], [0.0, 0.0, 0.25]]
+NEAR = [[0.9, 0.1, 0.0], [0.2, 0.8, 0.7], [0.3, 0.85, 0.1], [0.1, 0.0, 0.6]]
+
+
 def worked_example(**changes: Any) -> list[EditCase]:
     """Five edits whose numbers can be read off."""
-    values: dict[str, Any] = {
-        "relation": relation(CITIES, COUNTRIES),
-        "subjects": ["Ann", "Bob", "Cy", "Di", "$Ed$"],
-        "answers": ["Paris", "Zürich HB", "Paris", "$x_1$", "Paris"],
-        "labels": [0, 1, 0, 2, 0],
-        "reference_mask": [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 1, 0]],
-        "target_before": [
-            [0, 3, 1, 2],
-            [4, -1, 0, 0],
-            [0, 9, -5, 2],
-            [1, 2, 3, 0.5],
-            [0, 0, 0, 9.0],
-        ],
-        "target_after": [
-            [0, 3, 7, 2],
-            [4, 3, 5, 0],
-            [0, 9, 2, 2],
-            [5, 2, 3, 0.5],
-            [0, 8, 0, 7.0],
-        ],
+    options = {
+        "named": relation(CITIES, COUNTRIES),
+        "edits": EDITS,
         "learned": [True, True, False, True, True],
-        #          Paris Zürich $x_1$
-        "weight": [[0.1, 0.2, 0.3], [0.4, 0.3, 0.1], [0.7, 0.5, 0.0], [0.0, 0.0, 0.25]],
+        "before": BEFORE,
+        "after": AFTER,
+        "weight": W,
     }
-    values |= changes
-    types = {"labels": torch.long, "reference_mask": torch.bool, "learned": torch.bool}
-    for name in ("labels", "reference_mask", "learned", "target_before", "target_after", "weight"):
-        values[name] = torch.as_tensor(values[name], dtype=types.get(name, torch.float64))
-    return edit_cases(**values)
-
-
-def random_cases(n: int = 60) -> tuple[list[EditCase], dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    mask = torch.rand(n, 5, generator=generator) < 0.3
-    mask[:, 4] = False
-    mask[:, 0] |= ~mask.any(1)
-    before, after = 3 * normal(n, 5), 3 * normal(n, 5)
-    after[::3] = before[::3]
-    given = {
-        "reference_mask": mask,
-        "target_before": before,
-        "target_after": after,
-        "labels": torch.randint(9, (n,), generator=generator),
-        "weight": normal(5, 9),
-    }
-    named = relation([f"city{i}" for i in range(9)], [f"land{i}" for i in range(5)])
-    subjects = [f"x{i}" for i in range(n)]
-    learned = torch.ones(n, dtype=torch.bool)
-    return edit_cases(named, subjects, None, learned=learned, **given), given
+    return make_cases(**options | changes)
 
 
 def test_answers_that_may_mean_something_right():
     assert worked_example()[1].source_answer == "Zürich HB", "the whole answer, not its label"
     georgia = relation(CITIES, COUNTRIES)
     georgia.ambiguous_mask[[1, 2], [0, 0]] = True  # "Switzerland" and the reference, for "Paris"
-    cases = worked_example(relation=georgia)
+    cases = worked_example(named=georgia)
     assert [case.ambiguous for case in cases] == [False, False, True, False, True]
-    assert cases[4].answer_after == "Switzerland"
     wrong = [case for case in cases if case.outcome == H]
     assert case_statistics(cases)["ambiguous_hallucinated"] == 1 / len(wrong)
 
 
-def test_outcomes_by_completeness():
-    cases = worked_example()
+def test_outcomes_by_completeness_and_of_learned_edits():
+    cases = worked_example(learned=[True, False, False, True, False])
     # France is whole, Switzerland of a phrase, 法国 a subword, the fourth whole again.
     assert [case.completeness for case in cases] == ["whole", "phrase", "whole", "whole", "whole"]
-    assert case_statistics(cases)["completeness"] == {
+    causes = ["", "source not learned", "", "imprecise W", "source not learned"]
+    assert [case.cause for case in cases] == causes
+    numbers = case_statistics(cases)
+    assert numbers["completeness"] == {
         "whole": {"n": 4, "generalized": 1 / 4, "hallucinated": 2 / 4, "unchanged": 1 / 4},
         "phrase": {"n": 1, "generalized": 0.0, "hallucinated": 1.0, "unchanged": 0.0},
     }
-
-
-def test_w_explains_nothing_that_was_not_learned():
-    cases = worked_example(learned=[True, False, False, True, False])
-    assert [case.cause for case in cases] == [
-        "",
-        "source not learned",
-        "",
-        "imprecise W",
-        "source not learned",
-    ]
-    numbers = case_statistics(cases)
     assert numbers["causes"] == {"imprecise W": 1, "low prior": 0, "source not learned": 2}
     assert numbers["weight_reference"]["hallucinated"]["n"] == 1
-    assert numbers["given_learned"] == {
-        "n": 2,
-        "generalized": 0.5,
-        "hallucinated": 0.5,
-        "unchanged": 0.0,
-    }
+    shares = {"generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0}
+    assert numbers["given_learned"] == {"n": 2, **shares}
 
 
-def test_the_vocabulary_alone():
-    near = [[0.9, 0.1, 0.0], [0.2, 0.8, 0.7], [0.3, 0.85, 0.1], [0.1, 0.0, 0.6]]
-    cases = worked_example(nearness=torch.tensor(near, dtype=torch.float64))
+def test_the_nearest_word_and_its_score_as_a_forecast():
+    cases = worked_example(nearness=NEAR)
     # Paris is nearest to France, Zürich to 法国, and $x_1$ to Switzerland.
-    expected = [0.2 - 0.9, 0.85 - 0.8, 0.2 - 0.9, 0.7 - 0.6, 0.2 - 0.9]
-    assert [case.vocabulary_risk for case in cases] == pytest.approx(expected)
-    numbers = case_statistics(cases)["vocabulary"]
-    assert numbers == pytest.approx({"right": 3 / 5, "macro_right": (1 + 0 + 0) / 3})
-    assert case_statistics(worked_example())["vocabulary"] is None, "of a head without rows"
-
-
-def test_the_nearest_word_is_scored_against_the_outcomes():
-    near = [[0.9, 0.1, 0.0], [0.2, 0.8, 0.7], [0.3, 0.85, 0.1], [0.1, 0.0, 0.6]]
-    cases = worked_example(nearness=torch.tensor(near, dtype=torch.float64))
+    risks = [0.2 - 0.9, 0.85 - 0.8, 0.2 - 0.9, 0.7 - 0.6, 0.2 - 0.9]
+    assert [case.vocabulary_risk for case in cases] == pytest.approx(risks)
+    numbers = case_statistics(cases)
+    assert numbers["vocabulary"] == pytest.approx({"right": 3 / 5, "macro_right": 1 / 3})
     failed = [case.outcome != G for case in cases]
-    scores = forecast_scores(cases)["vocabulary"]
-    assert scores["auroc"] == roc_auc_score(failed, [-0.7, 0.05, -0.7, 0.1, -0.7])
     # The three edits of Paris have one risk, and no other two share a reference.
-    assert scores["auroc_within"] == 0.5
-    assert forecast_scores(worked_example()) is None, "of a head without rows"
-    (alike,) = forecast_scores(cases[1:3]).values()
+    auroc = roc_auc_score(failed, [-0.7, 0.05, -0.7, 0.1, -0.7])
+    assert numbers["forecast"] == {"vocabulary": {"auroc": auroc, "auroc_within": 0.5}}
+    (alike,) = case_statistics(cases[1:3])["forecast"].values()
     assert alike == {"auroc": None, "auroc_within": None}
+    of_a_head_without_rows = case_statistics(worked_example())
+    assert of_a_head_without_rows["vocabulary"] is of_a_head_without_rows["forecast"] is None
 
 
 def test_numbers_against_one_by_one():
-    cases, given = random_cases()
-    weight, weights = given["weight"].tolist(), {G: [], H: []}  # type: ignore[var-annotated]
+    rng = np.random.default_rng(3)
+    n, n_target = 60, 5
+    mask = rng.random((n, n_target)) < 0.3
+    mask[:, 4] = False
+    mask[:, 0] |= ~mask.any(1)
+    before, after = 3 * rng.normal(size=(n, n_target)), 3 * rng.normal(size=(n, n_target))
+    after[::3] = before[::3]
+    labels, weight = rng.integers(9, size=n).tolist(), rng.normal(size=(n_target, 9))
+    named = relation([f"city{i}" for i in range(9)], [f"land{i}" for i in range(n_target)])
+    rights = [np.flatnonzero(row).tolist() for row in mask]
+    edits = [(f"city{i}", i, tuple(right)) for i, right in zip(labels, rights, strict=True)]
+    cases = make_cases(named, edits, [True] * n, before, after, weight)
+    weights: dict[Any, list[float]] = {G: [], H: []}
     causes = {"imprecise W": 0, "low prior": 0, "source not learned": 0}
-    for i, case in enumerate(cases):
-        rights = [t for t in range(5) if given["reference_mask"][i, t]]
-        column = [weight[t][int(given["labels"][i])] for t in range(5)]
-        before, after = (given[f"target_{when}"][i].tolist() for when in ("before", "after"))
-        best, leads = max(column[t] for t in rights), after.index(max(after))
-        was = before.index(max(before))
-        outcome = G if leads in rights else U if leads == was else H
+    for i, (case, right) in enumerate(zip(cases, rights, strict=True)):
+        column = weight[:, labels[i]]
+        best, leads, was = max(column[right]), after[i].argmax(), before[i].argmax()
+        outcome = G if leads in right else U if leads == was else H
         assert case.outcome == outcome
-        assert case.source_answer == f"city{given['labels'][i]}", "without edits: the label"
         assert (case.weight_reference, case.weight_max) == (best, max(column))
-        assert case.prior_reference == max(before[t] for t in rights)
-        assert (case.weight_answer, case.prior_winner) == (column[leads], before[leads])
-        assert case.reference == "|".join(f"land{t}" for t in rights)
+        assert case.prior_reference == max(before[i][right])
+        assert (case.weight_answer, case.prior_winner) == (column[leads], before[i][leads])
+        assert case.reference == "|".join(f"land{t}" for t in right)
         assert (case.answer_before, case.answer_after) == (f"land{was}", f"land{leads}")
         for logits, found in (
-            (before, case.probability_reference_before),
-            (after, case.probability_reference_after),
+            (before[i], case.probability_reference_before),
+            (after[i], case.probability_reference_after),
         ):
-            share = sum(math.exp(logits[t]) for t in rights) / sum(map(math.exp, logits))
+            share = sum(math.exp(logits[t]) for t in right) / sum(map(math.exp, logits))
             assert found == pytest.approx(share, abs=1e-12)
         if outcome in weights:
             weights[outcome].append(best)
@@ -198,13 +166,8 @@ def test_numbers_against_one_by_one():
 
 
 def test_numbers_are_json_without_nan_when_a_side_is_empty():
-    nobody = worked_example(reference_mask=torch.zeros(5, 4))
-    for cases in (
-        [replace(case, outcome=G, cause="") for case in worked_example()],
-        worked_example(target_after=torch.full((5, 4), torch.nan)),
-        nobody,
-        [],
-    ):
+    nobody = worked_example(edits=[(*edit[:2], ()) for edit in EDITS])
+    for cases in (worked_example(after=np.full((5, 4), np.nan)), nobody, []):
         json.dumps(case_statistics(cases), allow_nan=False)
     found = case_statistics(nobody)["weight_reference"]
     assert found["generalized"] == found["hallucinated"] == {"n": 0, "median": None}

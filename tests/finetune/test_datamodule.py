@@ -1,4 +1,4 @@
-"""Edits of a datamodule: sampled, from a file, distributed over steps, and resumed."""
+"""Edits of a datamodule: sampled, checked, distributed over steps, and resumed."""
 
 import json
 import warnings
@@ -35,9 +35,8 @@ class Taught(L.LightningModule):
         if len(self.seen) == self.fails_at:
             raise RuntimeError("failed on purpose")
         self.seen.append((self.current_epoch, batch_idx, batch.ids, batch.step))
-        logits = self.lm.model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask
-        ).logits
+        model = self.lm.model
+        logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
         return cross_entropy(logits.transpose(1, 2), batch.labels)
 
     def predict_step(self, batch, batch_idx):
@@ -51,27 +50,21 @@ def trainer(**options):
     return quiet_trainer(None, **NO_FILES | {"max_epochs": 2} | options)
 
 
-def edits_for(module, training=None, **options):
-    return EditsDataModule(module.lm, training=training, **options)
-
-
 # -- sampled -----------------------------------------------------------------------------------
 
 
 def test_sampled_edits_are_new_to_the_lm_and_have_a_reference(lm, relation):
-    data = EditsDataModule(lm, n_edits=150)
-    edits = data.prepare_edits()
+    edits = EditsDataModule(lm, n_edits=60).resolve().edits
     facts = Catalogue.load().relation("city->country").reference
     cities, countries = relation.source, relation.target
-    assert len({edit.subject for edit in edits}) == len(edits) == 150
+    assert len({edit.subject for edit in edits}) == len(edits) == 60
     for edit in edits:
         for template, domain, before in (
             ("{} lives in the city of", cities, edit.source_before),
             ("{} lives in the country of", countries, edit.target_before),
         ):
             ids = lm.tokenizer(template.format(edit.subject), return_tensors="pt")["input_ids"]
-            logits = lm.model(ids).logits[0, -1, domain.token_ids]
-            assert before == int(logits.argmax())
+            assert before == int(lm.model(ids).logits[0, -1, domain.token_ids].argmax())
         assert edit.label != edit.source_before
         assert edit.target_before not in edit.reference
         assert cities.texts[edit.label] == edit.answer
@@ -87,74 +80,55 @@ def test_answers_that_fit_no_subject_at_first_are_used_later(lm, monkeypatch):
         return torch.nn.functional.one_hot(labels, len(token_ids))
 
     monkeypatch.setattr(lm, "domain_logits", one_country_first_then_all_in_turn)
-    edits = EditsDataModule(lm, n_edits=99, subjects=subjects).prepare_edits()
+    edits = EditsDataModule(lm, n_edits=99, subjects=subjects).resolve().edits
     counts = Counter(edit.label for edit in edits)
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-@pytest.fixture
-def mostly_red(relation, tmp_path):
-    """Options of edits of which most have the same reference."""
+def test_a_limit_of_edits_per_reference(lm, relation, tmp_path):
+    """Most edits have the same reference."""
     rare = {0: "blue", 1: "green"}
     facts = {city: {"color": rare.get(i, "red")} for i, city in enumerate(relation.source.texts)}
     file = tmp_path / "red.yaml"
     file.write_text(json.dumps({"version": 1, "source": "made up", "entities": {"city": facts}}))
-    return {"relation": "city->color", "knowledge_files": [str(file)]}
+    options = {"relation": "city->color", "knowledge_files": [str(file)]}
 
+    def edits(**more):
+        return EditsDataModule(lm, **options | more).resolve().edits
 
-def test_a_limit_of_edits_per_reference(lm, mostly_red):
-    free = EditsDataModule(lm, n_edits=12, **mostly_red).prepare_edits()
+    free = edits(n_edits=12)
     assert max(Counter(edit.reference for edit in free).values()) > 4
-    for limit in (None, 12):
-        data = EditsDataModule(lm, n_edits=12, max_edits_per_reference=limit, **mostly_red)
-        assert data.prepare_edits() == free
-    limited = {"n_edits": 6, "max_edits_per_reference": 2, **mostly_red}
-    data = EditsDataModule(lm, **limited)
-    edits = data.prepare_edits()
-    assert sorted(Counter(edit.reference for edit in edits).values()) == [2, 2, 2]
-    assert len({edit.subject for edit in edits}) == 6
-    for edit in edits:
+    assert edits(n_edits=12, max_edits_per_reference=12) == free
+    limited = edits(n_edits=6, max_edits_per_reference=2)
+    assert sorted(Counter(edit.reference for edit in limited).values()) == [2, 2, 2]
+    assert len({edit.subject for edit in limited}) == 6
+    for edit in limited:
         assert edit.label != edit.source_before and edit.target_before not in edit.reference
-    # Until a reference has two, they are sampled as without a limit.
-    counts = Counter()
-    for one, other in zip(free, edits, strict=False):
-        if 2 in counts.values():
-            break
-        assert one == other
-        counts[one.reference] += 1
-    assert EditsDataModule(lm, **limited).prepare_edits() == edits
-    more = EditsDataModule(lm, **limited | {"max_edits_per_reference": 3})
-    with pytest.raises(CheckpointError, match=r"data\.max_edits_per_reference 2, this run has 3"):
-        more.load_state_dict(data.state_dict())
-
-
-def test_a_limit_of_edits_of_a_file(lm, mostly_red, tmp_path):
-    free = EditsDataModule(lm, n_edits=12, **mostly_red).prepare_edits()
-    file = tmp_path / "edits.csv"
-    file.write_text("subject,answer\n" + "".join(f"{e.subject},{e.answer}\n" for e in free))
+    # Of a file, the first ones.
+    table = tmp_path / "edits.csv"
+    table.write_text("subject,answer\n" + "".join(f"{e.subject},{e.answer}\n" for e in free))
     counts, first = Counter(), []
     for edit in free:
         counts[edit.reference] += 1
         if counts[edit.reference] <= 2:
             first.append(edit)
-    data = EditsDataModule(lm, edits_file=str(file), max_edits_per_reference=2, **mostly_red)
-    above = rf"{12 - len(first)} of 12 edits .*{12 - len(first)}: above data.max_edits_per_ref"
-    with pytest.warns(UserWarning, match=above):
-        assert data.prepare_edits() == first
+    with pytest.warns(UserWarning, match=rf"{12 - len(first)}: above data.max_edits_per_ref"):
+        assert edits(edits_file=str(table), max_edits_per_reference=2) == first
 
 
 def test_subjects_may_be_given(lm):
     subjects = [f"name{i} name{i + 1}" for i in range(20)]
-    edits = EditsDataModule(lm, n_edits=15, subjects=subjects).prepare_edits()
-    assert len(edits) == 15
-    assert [x for x in subjects if x in {edit.subject for edit in edits}] == [
-        edit.subject for edit in edits
+
+    def edits(**options):
+        return EditsDataModule(lm, n_edits=15, subjects=subjects, **options).resolve().edits
+
+    chosen = {edit.subject for edit in edits()}
+    assert len(chosen) == 15 and [x for x in subjects if x in chosen] == [
+        edit.subject for edit in edits()
     ]
-    assert EditsDataModule(lm, n_edits=15, subjects=subjects).prepare_edits() == edits
-    other = EditsDataModule(lm, n_edits=15, subjects=subjects, seed=1).prepare_edits()
-    assert [edit.answer for edit in other] != [edit.answer for edit in edits]
-    with pytest.raises(SubjectsError, match="asks for 150 edits, but of 20 subjects only"):
-        EditsDataModule(lm, subjects=subjects).prepare_edits()
+    assert [edit.answer for edit in edits(seed=1)] != [edit.answer for edit in edits()]
+    words = EditsDataModule(lm, n_edits=4, subject_kind="words").resolve().edits
+    assert all(edit.subject.isalpha() for edit in words)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +136,7 @@ def test_subjects_may_be_given(lm):
     [
         ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
         ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
-        ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: 'Zzyzx' has no token"),
-        ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
+        ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: 'Zzyzx'"),
         ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
         ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
         ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
@@ -173,38 +146,28 @@ def test_subjects_may_be_given(lm):
             SubjectsError,
             "only 11 can be taught .* raise data.max_edits_per_reference",
         ),
-        (
-            {"n_edits": 9, "max_edits_per_reference": 1, "subjects": ["name1", "name2"]},
-            SubjectsError,
-            "only 2 can be taught .* raise data.max_edits_per_reference",
-        ),
-        ({"n_edits": None}, ConfigError, r"data\.n_edits and data\.edits_file are null"),
+        ({"n_edits": None}, ConfigError, r"data\.edits_file is null.* data\.n_edits"),
         ({"subject_kind": "dogs"}, ConfigError, "'dogs'; it must be any, words or names"),
-        ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
-        # There are no names in this vocabulary.
-        ({"n_edits": 4, "subject_kind": "names"}, SubjectsError, "only 0 can be taught"),
     ],
 )
 def test_unusable_settings_are_refused(lm, options, error, message):
     with pytest.raises(error, match=message):
-        EditsDataModule(**{"lm": lm} | options).prepare_edits()
+        EditsDataModule(**{"lm": lm} | options).resolve()
 
 
 def test_settings_are_checked_before_weights_are_read(small_lm):
     module = Taught(small_lm)
     for wrong in ({"relation": "city->color"}, {"subjects": ["Zzyzx"]}):
-        with pytest.raises((KnowledgeError, SubjectsError), match=r"no reference|Zzyzx"):
-            trainer().fit(module, edits_for(module, **wrong))
+        with pytest.raises((KnowledgeError, SubjectsError)):
+            trainer().fit(module, EditsDataModule(module.lm, **wrong))
     assert not module.lm.is_loaded
 
 
-def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):
-    folder = str(make_lm(tmp_path / "lm"))
+def test_an_answer_beyond_the_last_position_is_refused(small_lm):
+    module = Taught(small_lm)
     long = " ".join(["name1"] * 59)  # with "lives in the city of" all 64 positions
-    lm = LanguageModel.from_pretrained(folder)
-    assert len(lm.rows([f"{long} lives in the city of"])[0]) == 64
     with pytest.raises(SubjectsError, match="65 tokens"):
-        trainer().fit(Taught(folder), EditsDataModule(lm, subjects=[long], n_edits=1))
+        trainer().fit(module, EditsDataModule(module.lm, subjects=[long], n_edits=1))
 
 
 # -- with a trainer ----------------------------------------------------------------------------
@@ -212,51 +175,45 @@ def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):
 
 def test_prediction_goes_through_the_edits_in_order(small_lm):
     module = Taught(small_lm)
-    predicted = trainer().predict(module, edits_for(module, n_edits=11, batch_size=4))
+    predicted = trainer().predict(module, EditsDataModule(module.lm, n_edits=11, batch_size=4))
     assert predicted == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-SCHEDULES = {
-    "joint": EditTraining(protocol="joint", edits_per_step=4),
-    "independent": EditTraining(edits_per_step=4, n_steps=2),
+SCHEDULES = {  # with as many edits that an epoch has six steps
+    "joint": (EditTraining(protocol="joint", edits_per_step=4), 22),
+    "independent": (EditTraining(edits_per_step=4, n_steps=2), 10),
 }
 
 
-def weights(module):
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("saved_by", ["exception", "steps"])
-@pytest.mark.parametrize("n_seen", [1, 6, 7])
+@pytest.mark.parametrize(("saved_by", "n_seen"), [("exception", 1), ("steps", 6), ("steps", 7)])
 def test_a_failed_run_resumes_where_it_stopped(small_lm, tmp_path, schedule, saved_by, n_seen):
-    n_edits = 22 if schedule == "joint" else 10  # 6 steps an epoch
+    training, n_edits = SCHEDULES[schedule]
 
-    def edits(module):
-        return edits_for(module, SCHEDULES[schedule], n_edits=n_edits)
+    def fit(fails_at=None, callbacks=(), **options):
+        module = Taught(small_lm, fails_at)
+        data = EditsDataModule(module.lm, training=training, n_edits=n_edits)
+        run = trainer(callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
+        if fails_at is None:
+            run.fit(module, data, **options)
+        else:
+            with pytest.raises(RuntimeError, match="failed on purpose"):
+                run.fit(module, data)
+        weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+        return module.seen, data.resolve().edits, weights
 
-    whole = Taught(small_lm)
-    trainer().fit(whole, edits(whole))
-    assert len(whole.seen) == 12
-
-    broken = Taught(small_lm, fails_at=n_seen)
     if saved_by == "exception":
-        callback, name = OnExceptionCheckpoint(tmp_path, "on_exception"), "on_exception.ckpt"
+        callback = OnExceptionCheckpoint(tmp_path, "last")
     else:  # saved while callbacks are still at the batch's end
-        callback, name = ModelCheckpoint(tmp_path, "last", every_n_train_steps=n_seen), "last.ckpt"
-    data = edits(broken)
-    with pytest.raises(RuntimeError, match="failed on purpose"):
-        trainer(callbacks=[callback], enable_checkpointing=True).fit(broken, data)
-    assert broken.seen == whole.seen[:n_seen]
-
-    resumed = Taught(small_lm)
-    again = edits(resumed)
+        callback = ModelCheckpoint(tmp_path, "last", every_n_train_steps=n_seen)
+    whole, _, weights = fit()
+    seen, edits, _ = fit(n_seen, [callback])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*not resumable.*")
-        trainer().fit(resumed, again, ckpt_path=tmp_path / name)
-    assert resumed.seen == whole.seen[n_seen:]
-    assert again.prepare_edits() == data.prepare_edits()
-    assert torch.equal(weights(resumed), weights(whole))
+        rest, again, resumed_weights = fit(ckpt_path=tmp_path / "last.ckpt")
+    assert (seen, rest, len(whole)) == (whole[:n_seen], whole[n_seen:], 12)
+    assert again == edits
+    assert torch.equal(resumed_weights, weights)
 
 
 def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
@@ -264,40 +221,28 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
     more.write_text(
         'version: 1\nsource: "made up"\nentities: {city: {name399: {country: France}}}\n'
     )
-    data = EditsDataModule(lm, n_edits=22)
-    data.prepare_edits()
+
+    def data(**options):
+        made = EditsDataModule(lm, **{"n_edits": 22} | options)
+        made.setup("fit")
+        return made
+
     for changed, message in (
         ({"n_edits": 23}, "with data.n_edits 22, this run has 23"),
-        (
-            {"knowledge_files": [str(more)]},
-            r"with data.knowledge_files \(contents\) \w+, this run has \w+",
-        ),
+        ({"max_edits_per_reference": 3}, "with data.max_edits_per_reference None"),
+        ({"knowledge_files": [str(more)]}, r"with data.knowledge_files \(contents\) \w+, this run"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            other = EditsDataModule(lm, **{"n_edits": 22} | changed)
-            other.setup("fit")
-            other.load_state_dict(data.state_dict())
+            data(**changed).load_state_dict(data().state_dict())
+    training, n_edits = SCHEDULES["joint"]
     broken, again = Taught(small_lm, fails_at=3), Taught(small_lm)
     run = trainer(callbacks=[OnExceptionCheckpoint(tmp_path, "b")], enable_checkpointing=True)
     with pytest.raises(RuntimeError):
-        run.fit(broken, edits_for(broken, SCHEDULES["joint"], n_edits=22))
+        run.fit(broken, EditsDataModule(broken.lm, training=training, n_edits=n_edits))
     other = EditTraining(protocol="joint", edits_per_step=5)
     with pytest.raises(CheckpointError, match="with edits_per_step 4, this run has 5"):
-        trainer().fit(again, edits_for(again, other, n_edits=22), ckpt_path=tmp_path / "b.ckpt")
-
-
-def test_edits_of_words(lm):
-    edits = EditsDataModule(lm, n_edits=4, subject_kind="words").prepare_edits()
-    assert len(edits) == 4 and all(edit.subject.isalpha() for edit in edits)
-
-
-def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
-    """They count as generalized where nothing changes."""
-    edits = EditsDataModule(lm, n_edits=4).prepare_edits()
-    edit = next(one for one in edits if relation.reference_mask[one.target_before].any())
-    # A city that lies in the country that the LM answers already.
-    city = relation.source.texts[relation.reference_mask[edit.target_before].argmax()]
-    file = tmp_path / "edits.csv"
-    file.write_text(f"subject,answer\n{edit.subject},{city}\n")
-    with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):
-        EditsDataModule(lm, edits_file=str(file)).prepare_edits()
+        trainer().fit(
+            again,
+            EditsDataModule(again.lm, training=other, n_edits=n_edits),
+            ckpt_path=tmp_path / "b.ckpt",
+        )

@@ -1,6 +1,5 @@
-"""Edits that a user wrote: files, invalid lines, and the label of each answer."""
+"""Edits in the labels of a relation: which rows are edits, and with which reference."""
 
-import csv
 import json
 import re
 
@@ -9,9 +8,11 @@ import pytest
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import resolve_edits, vocabulary_nearness
+from lincorr_lightning.finetune.edits import ListedEdits, resolve_edits, vocabulary_nearness
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
+from tests.toys import WORDS, save_toy_lm
 
 TEAMS = """
 version: 1
@@ -26,6 +27,7 @@ entities:
 knowledge:
   team: {family: attribute, language: en, template: "{} saw a", answers: team}
 """
+NO_LABEL = "its answer is no label of this LM (not one of city)"
 
 
 @pytest.fixture
@@ -37,9 +39,9 @@ def teams(tmp_path):
 
 @pytest.fixture
 def file_of(tmp_path):
-    def write(text, name="edits.jsonl"):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
+    def write(*rows):
+        path = tmp_path / "edits.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
         return str(path)
 
     return write
@@ -54,99 +56,17 @@ def test_labels_are_near_by_their_rows_of_the_head(lm, relation):
     sides = [head[domain.token_ids] for domain in (relation.source, relation.target)]
     cities, countries = (side - side.mean(0) for side in sides)
     found = vocabulary_nearness(lm, relation)
-    assert found.shape == (len(countries), len(cities))
     for i, city in enumerate(cities):
         for j, country in enumerate(countries):
             cosine = sum(city * country) / sum(city**2) ** 0.5 / sum(country**2) ** 0.5
             assert found[j, i].item() == pytest.approx(cosine, abs=1e-9)
 
 
-# -- reading -----------------------------------------------------------------------------------
-
-
-def test_jsonl_and_csv_are_read_alike(file_of):
-    entries = [
-        {"subject": "name1", "answer": "Paris"},
-        {"subject": "name2, the second", "answer": "Tokyo", "reference": "China|Japan"},
-        {"subject": 'the "third"', "answer": "Oslo"},
-    ]
-    jsonl = file_of("\n\n".join(map(json.dumps, entries)))
-    path = file_of("", "edits.csv")
-    with open(path, "w", newline="", encoding="utf-8-sig") as file:  # noqa: PTH123
-        writer = csv.DictWriter(file, ["answer", "subject", "comment", "reference"])
-        writer.writeheader()
-        writer.writerows(entries)
-    read = read_edits(jsonl)
-    assert read == [
-        RawEdit(f"{jsonl}, line 1", "name1", "Paris", id="0"),
-        RawEdit(f"{jsonl}, line 3", "name2, the second", "Tokyo", ("China", "Japan"), "1"),
-        RawEdit(f"{jsonl}, line 5", 'the "third"', "Oslo", id="2"),
-    ]
-    assert [edit[1:] for edit in read_edits(path)] == [edit[1:] for edit in read]
-    assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
-    assert [edit[1:] for edit in read_edits(entries)] == [edit[1:] for edit in read]
-    path = file_of(
-        '{"subject": " A\u2028b ", "answer": "Paris\\t", "reference": [" France", "Italy"]}'
-    )
-    assert read_edits(path)[0][1:4] == ("A\u2028b", "Paris", ("France", "Italy"))
-    with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
-        read_edits("none.csv")
-
-
-GOOD = '{"subject": "a", "answer": "Paris"}\n'
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: no JSON"),
-        ("e.jsonl", '\n"b, Paris"', "line 2: an object is needed"),
-        ("e.jsonl", '{"subject": "b"}', "line 1: no edit can be .* the fields subject. N"),
-        (
-            "e.jsonl",
-            '{"subject": "b", "anser": "c"}',
-            "line 1: there is no .*'answer', but 'anser'",
-        ),
-        (
-            "e.jsonl",
-            '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
-            "line 1: there is no field 'reference', but 'refrence'. Rename it.",
-        ),
-        ("e.jsonl", "\n \n", "has no edit"),
-        ("e.csv", "subject,reference\na,b\n", "line 2: no edit .* fields subject, reference. Name"),
-        ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-        ("e.txt", GOOD, r"e.txt is no file of edits\. .* \.parquet, \.xlsx\."),
-    ],
-)
-def test_a_bad_line_is_named(file_of, name, text, message):
-    with pytest.raises(SubjectsError, match=message) as caught:
-        read_edits(file_of(text, name))
-    assert name in str(caught.value)
-    with pytest.raises(SubjectsError, match="edit 1: an object is needed"):  # in a list of a config
-        read_edits(["Paris"])
-
-
-def test_a_subject_with_two_answers_is_two_edits_and_a_warning(lm, relation):
-    lines = [("a", "Paris"), ("b", "Oslo"), ("a", "Rome"), ("c", "Rome"), ("c", "Lima")]
-    rows = [{"subject": f"name1 {s}", "answer": a} for s, a in lines]
-    with pytest.warns(UserWarning, match="taught several answers: 2, such as 'name1 a'"):
-        edits, raw, skipped = resolve_edits(read_edits(rows), relation, lm)
-    assert [edit[1:3] for edit in raw] == [tuple(row.values()) for row in rows] and not skipped
-    assert [edit[:2] for edit in edits] == [edit[1:3] for edit in raw]
-
-
-# -- labels ------------------------------------------------------------------------------------
-
-
-def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, relation, file_of):
-    entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
-    path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
-    edits = EditsDataModule(lm, edits_file=path, n_edits=None).prepare_edits()
-    assert [(edit.subject, edit.answer) for edit in edits] == entries
-    with pytest.warns(
-        UserWarning, match=r"1 of 3 edits are .* \(1: beyond data\.n_edits\), such as"
-    ):
-        assert EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits() == edits[:2]
+def test_edits_of_a_file_are_used_in_their_order(lm, relation, file_of):
+    rows = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
+    path = file_of(*({"subject": subject, "answer": answer} for subject, answer in rows))
+    edits = EditsDataModule(lm, edits_file=path, n_edits=None).resolve().edits
+    assert [(edit.subject, edit.answer) for edit in edits] == rows
     cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
     references = [[countries[i] for i in edit.reference] for edit in edits]
@@ -157,124 +77,146 @@ def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, relat
 def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     relation = tokenized(lm, "team->country", teams)
     assert [len(label.answers) for label in relation.source.labels] == [2, 1, 1]  # red white black
-    answers = ["red blue", "red green", "red", "white", "black"]
-    written = [{"subject": "name1", "answer": answer} for answer in answers]
-    for row, reference in zip(written, ("France", "Japan", None, None, "Peru"), strict=True):
+
+    def resolved(rows):
+        return resolve_edits(ListedEdits(read_edits(rows)), relation, lm)
+
+    answers = ["red blue", "red green", "white", "black"]
+    rows = [{"subject": "name1", "answer": answer} for answer in answers]
+    for row, reference in zip(rows, ("France", "Japan", None, "Peru"), strict=True):
         row["reference"] = reference
-    edits = resolve_edits(read_edits(written), relation, lm).edits
+    edits = resolved(rows).edits
     countries = relation.target.texts
     references = [sorted(countries[i] for i in edit.reference) for edit in edits]
-    assert references == [["France"], ["Japan"], ["France", "Japan"], ["Italy", "Spain"], ["Peru"]]
-    assert [edit.label for edit in edits] == [0, 0, 0, 1, 2]
+    assert references == [["France"], ["Japan"], ["Italy", "Spain"], ["Peru"]]
+    assert [edit.label for edit in edits] == [0, 0, 1, 2]
     assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == answers
     # Without a reference, the first token " red" may be either team, and black has none.
-    written = [{**row, "reference": None} for row in written]
-    with pytest.warns(UserWarning, match=r"3 of 5 .*2: other answers share the first .*, 'red'"):
-        edits, _, skipped = resolve_edits(read_edits(written), relation, lm)
-    assert [edit.answer for edit in edits] == answers[2:4]
-    assert [(one.where, one.answer) for one in skipped] == [
-        ("edit 1", "red blue"),
-        ("edit 2", "red green"),
-        ("edit 5", "black"),
-    ]
+    with pytest.warns(UserWarning, match=r"3 of 4 .*2: other answers share the first .*, 'red'"):
+        found = resolved([row | {"reference": None} for row in rows])
+    assert [edit.answer for edit in found.edits] == ["white"]
     with pytest.raises(SubjectsError, match=r"names no label; add a field"):
-        resolve_edits([RawEdit("edit 1", "name1", "black")], relation, lm)
+        resolved([{"subject": "name1", "answer": "black"}])
     # Edits of a run, which have no ids, are kept, all of them: others know them by their position.
-    rows = [RawEdit("a run", "name1", answer) for answer in answers[:4]]
-    assert [edit.answer for edit in resolve_edits(rows + rows, relation, lm).edits] == answers[
-        :4
-    ] * 2
+    raw = [RawEdit("a run", "name1", answer) for answer in answers[:3]]
+    found = resolve_edits(ListedEdits(raw * 2), relation, lm)
+    assert [edit.answer for edit in found.edits] == answers[:3] * 2
 
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
     for relation, n in (("city->country", 40), ("team->country", 25)):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
-        dataset, edits = data.train_dataloader().dataset, data.prepare_edits()
-        path = tmp_path / "edits.csv"
-        table = finetune_results([], {}, dataset, {}, "").table("edits")
+        resolved = data.resolve()
+        table = finetune_results([], {}, resolved, {}, "").table("edits")
         assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
-        target = dataset.relation.target.texts[edits[0].target_before]
-        assert table.frame["target_before"][0] == target
+        path = tmp_path / "edits.csv"
         table.frame.to_csv(path, index=False)
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
-        assert again.prepare_edits() == edits
+        assert again.resolve().edits == resolved.edits
 
 
-@pytest.mark.parametrize(
-    ("relation", "reference"), [("city->country", ["Japan", "Peru"]), ("city->color", ["red"])]
-)
-def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, reference):
+def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of):
     """The relation needs none then."""
-    edit = {"subject": "name1", "answer": "Paris", "reference": "|".join(reference)}
-    data = EditsDataModule(lm, relation, edits_file=file_of(json.dumps(edit)))
-    (found,) = data.prepare_edits()
-    assert [tokenized(lm, relation).target.texts[i] for i in found.reference] == reference
-    if relation == "city->color":
-        with pytest.raises(KnowledgeError, match="city->color has no reference"):
-            resolve_edits([RawEdit("", "name1", "Paris")], tokenized(lm, relation), lm)
+    edit = {"subject": "name1", "answer": "Paris"}
+    for relation, reference in (("city->country", ["Japan", "Peru"]), ("city->color", ["red"])):
+        path = file_of(edit | {"reference": "|".join(reference)})
+        (found,) = EditsDataModule(lm, relation, edits_file=path).resolve().edits
+        texts = tokenized(lm, relation).target.texts
+        assert [texts[i] for i in found.reference] == reference
+    with pytest.raises(KnowledgeError, match="city->color has no reference"):
+        EditsDataModule(lm, "city->color", edits_file=file_of(edit)).setup("fit")
 
 
 @pytest.mark.parametrize(
-    ("line", "reason", "hint"),
+    ("row", "reason"),
     [
-        (
-            {"answer": "Pariss"},
-            "its answer is no label of this LM (not one of city)",
-            "you mean 'Par",
-        ),
-        ({"answer": "Chicago"}, "its answer is no label of this LM (unknown word)", ""),
-        ({"answer": "Xyzzyx"}, "its answer is no label of this LM (not one of city)", "x'.( No|$)"),
-        ({"reference": "Frence"}, "its reference is no label of country", "Did you mean 'France'"),
-        ({"subject": "Nobody"}, "the subject has no token of the LM", ""),
-        ({"subject": "name1"}, "an earlier row teaches the subject this answer", ""),
-        ({"answer": "Pari\u0301s"}, "its answer is no label of this LM (not one of city)", ""),
+        ({"answer": "Pariss"}, NO_LABEL),
+        ({"answer": "Chicago"}, "its answer is no label of this LM (unknown word)"),
+        ({"reference": "Frence"}, "its reference is no label of country"),
+        ({"subject": "Nobody"}, "the subject has no token of the LM"),
+        ({"subject": "name1"}, "an earlier row teaches the subject this answer"),
     ],
 )
-def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, line, reason, hint):
-    entry = {"subject": "name2", "answer": "Paris"} | line
-    path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
-    skips = rf"\(1: {re.escape(reason)}\), such as {path}, line 2: '{entry['subject']}' -> .*{hint}"
+def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, row, reason):
+    first = {"subject": "name1", "answer": "Paris"}
+    second = first | {"subject": "name2"} | row
+    path = file_of(first, second)
+    hint = "Did you mean 'Paris'" if row.get("answer") == "Pariss" else ""
     data = EditsDataModule(lm, edits_file=path)
-    with pytest.warns(UserWarning, match=f"data.edits_file: 1 of 2 edits are skipped {skips}"):
-        assert [edit.subject for edit in data.prepare_edits()] == ["name1"]
-    results = finetune_results([], {}, data.train_dataloader().dataset, {}, "")
+    where = rf"\(1: {re.escape(reason)}\), such as {path}, line 2: .*{hint}"
+    with pytest.warns(UserWarning, match=f"data.edits_file: 1 of 2 edits are skipped {where}"):
+        assert [edit.subject for edit in data.resolve().edits] == ["name1"]
+    results = finetune_results([], {}, data.resolve(), {}, "")
     assert results.values["skipped"] == {reason: 1}
-    table = results.table("skipped")
-    assert table.keys == ["where", "subject", "answer", "reason"]
-    assert table.frame.values.tolist() == [
-        [f"{path}, line 2", entry["subject"], entry["answer"], reason]
-    ]
+    shown = [[f"{path}, line 2", second["subject"], second["answer"], reason]]
+    assert results.table("skipped").frame.values.tolist() == shown
     if "earlier row" not in reason:
-        with pytest.raises(SubjectsError, match=rf"^1 of 1 edits are skipped \(1: .*{hint}"):
-            EditsDataModule(lm, edits_file=file_of(json.dumps(entry))).setup("fit")
+        with pytest.raises(SubjectsError, match=rf"^1 of 1 edits are skipped .*{hint}"):
+            EditsDataModule(lm, edits_file=file_of(second)).setup("fit")
 
 
-def test_rows_are_edits_or_skipped(lm, relation, file_of):
+def test_rows_are_edits_or_skipped(lm, file_of):
     """Whatever the limits; checked in the order of the rows."""
-    rows = [
-        ("name1", "Paris"),
-        ("name2", "Atlantis"),
-        ("name3", "Paris"),
-        ("name4", "Paris"),
-        ("name1", "Paris"),
-        ("name5", "Rome"),
-        ("name6", "Oslo"),
-        ("name7", "Lima"),
-    ]
-    path = file_of("subject,answer\n" + "".join(f"{s},{a}\n" for s, a in rows), "edits.csv")
+    rows = {
+        "name1": "Paris",
+        "name2": "Atlantis",
+        "name3": "Paris",
+        "name4": "Paris",
+        "name5": "Rome",
+        "name6": "Oslo",
+    }
+    path = file_of(*({"subject": x, "answer": y} for x, y in rows.items()))
     options = {"edits_file": path, "max_edits_per_reference": 2, "n_edits": 3}
     data = EditsDataModule(lm, **options)
-    with pytest.warns(UserWarning, match="5 of 8 edits"):
-        dataset = data.train_dataloader().dataset
-    assert [edit.subject for edit in dataset.edits] == ["name1", "name3", "name5"]
-    assert [(one.where[-6:], one.reason) for one in dataset.skipped] == [
-        ("line 3", "its answer is no label of this LM (not one of city)"),
-        ("line 5", "above data.max_edits_per_reference"),
-        ("line 6", "an earlier row teaches the subject this answer"),
-        ("line 8", "beyond data.n_edits"),
-        ("line 9", "beyond data.n_edits"),
+    with pytest.warns(UserWarning, match="3 of 6 edits"):
+        resolved = data.resolve()
+    assert resolved.subjects == ["name1", "name3", "name5"]
+    assert [(row.subject, row.problem) for row in resolved.skipped] == [
+        ("name2", NO_LABEL),
+        ("name4", "above data.max_edits_per_reference"),
+        ("name6", "beyond data.n_edits"),
     ]
     again = EditsDataModule(lm, **options)
+    data.setup("fit")
+    data.resolve()
     again.setup("fit")
     again.load_state_dict(data.state_dict())
-    assert again.train_dataloader().dataset.skipped == dataset.skipped
+    assert again.resolve().edits == resolved.edits
+    assert again.resolve().skipped == resolved.skipped
+
+
+def test_text_is_compared_in_nfc(tmp_path):
+    """As a file of macOS or a keyboard writes accents."""
+    knowledge = tmp_path / "towns.yaml"
+    knowledge.write_text(
+        'version: 1\nsource: "made up"\n'
+        "entities: {town: {Zu\u0308rich: {land: O\u0308sterreich}, Lima: {land: Peru}},"
+        " land: {O\u0308sterreich: {}, Peru: {}}}\n"
+        "knowledge:\n"
+        '  town: {family: attribute, language: en, template: "{} saw a", answers: town}\n'
+        '  land: {family: attribute, language: en, template: "{} is", answers: land}\n',
+        encoding="utf-8",
+    )
+    words = (*WORDS, "Zu\u0308rich", "O\u0308sterreich", "name1", "name2")
+    lm = LanguageModel.from_pretrained(str(save_toy_lm(tmp_path / "lm", words=words)))
+    spellings = [("Z\u00fcrich", "\u00d6sterreich"), ("Zu\u0308rich", "O\u0308sterreich")]
+    rows = [
+        {"subject": f"name{i}", "answer": town, "reference": land}
+        for i, (town, land) in enumerate(spellings, 1)
+    ]
+    relation = tokenized(lm, "town->land", str(knowledge))
+    found = resolve_edits(ListedEdits(read_edits(rows)), relation, lm)
+    assert not found.skipped and found.edits[0][1:5] == found.edits[1][1:5]
+    texts = [relation.target.texts[i] for i in found.edits[0].reference]
+    assert texts == ["O\u0308sterreich"]
+
+
+def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, file_of):
+    """They count as generalized where nothing changes."""
+    edits = EditsDataModule(lm, n_edits=4).resolve().edits
+    edit = next(one for one in edits if relation.reference_mask[one.target_before].any())
+    # A city that lies in the country that the LM answers already.
+    city = relation.source.texts[relation.reference_mask[edit.target_before].argmax()]
+    path = file_of({"subject": edit.subject, "answer": city})
+    with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):
+        EditsDataModule(lm, edits_file=path).resolve()

@@ -21,25 +21,12 @@ from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.toys import by_reference, read_table, recorded_passes
+from tests.toys import by_reference, read_table
 
-CONTRACT = {
-    "study",
-    "relation",
-    "n_edits",
-    "source_learned",
-    "generalized",
-    "hallucinated",
-    "unchanged",
-    "random",
-    "constant",
-    "macro",
-    "gradient_correlation",
-    "logit_correlation",
-    "controls",
-    "forecast",
-    "forecast_default",
-}
+NUMBERS = (
+    "source_learned generalized hallucinated unchanged random constant gradient_correlation "
+    "logit_correlation"
+).split()
 
 
 def edits_for(module, **options):
@@ -167,10 +154,9 @@ def test_results_are_those_of_the_contract(finetune, protocol):
         protocol=protocol,
     )
     results = run.results
-    assert set(results) >= CONTRACT
+    assert (results["study"], results["relation"]) == ("source_finetune", "city->country")
     assert results["settings"]["data"]["n_edits"] == results["n_edits"] == 6
-    texts = {"study", "relation", "n_edits", "macro", "controls", "forecast", "forecast_default"}
-    assert all(isinstance(results[name], float) for name in CONTRACT - texts)
+    assert all(isinstance(results[name], float) for name in NUMBERS)
     by_hand = by_reference(read_table(run.folder / "tables" / "cases.csv"))
     assert results["constant"] == pytest.approx(by_hand["constant"])
     assert results["macro"] == pytest.approx(by_hand["macro"])
@@ -299,14 +285,8 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     ("kind", "settings", "message"),
     [
         (EditTraining, {"n_steps": 0}, "model.steps_per_edit is 0"),
-        (SourceFinetune, {"edits_per_step": 0}, "model.edits_per_step is 0"),
         (SourceFinetune, {"learning_rate": math.nan}, "model.learning_rate is nan"),
-        (
-            SourceFinetune,
-            {"protocol": "both"},
-            "model.protocol is 'both'; it must be joint or indep",
-        ),
-        (EditTraining, {"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
+        (SourceFinetune, {"protocol": "both"}, "model.protocol is 'both'"),
         (SourceFinetune, {"save_model": True}, "independent edits leave the LM as it was"),
         (AdapterSettings, {"rank": 0}, "model.adapter.rank is 0"),
         (AdapterSettings, {"target_modules": []}, "target_modules is empty; null takes all"),
@@ -317,26 +297,20 @@ def test_unusable_settings_are_refused(kind, settings, message):
         kind(**settings)
 
 
-def test_callbacks_read_the_same_subjects_once(finetune, monkeypatch):
-    passes = recorded_passes(monkeypatch)
-    finetune(trainer={"callbacks": [GradientCorrelation("city->color")]})
-    prompts = [prompt for read in passes for part in read for prompt in part]
-    assert prompts and len(prompts) == len(set(prompts))
-    assert {len(read) for read in passes} == {3}  # city, country and color in one pass
-
-
 @pytest.mark.parametrize("protocol", ["joint", "independent"])
 def test_adapters_of_an_lm_in_half_precision_are_in_float32(finetune, protocol):
     run = finetune(dtype="bfloat16", protocol=protocol, method="lora")
     trained = [p for p in run.module.parameters() if p.requires_grad]
-    assert trained and {p.dtype for p in trained} == {torch.float32}
-    assert {p.dtype for p in run.module.lm.model.parameters() if not p.requires_grad} == {
-        torch.bfloat16
-    }
+    frozen = {p.dtype for p in run.module.lm.model.parameters() if not p.requires_grad}
+    assert {p.dtype for p in trained} == {torch.float32} and frozen == {torch.bfloat16}
     assert run.results["gradient_correlation"] is not None
 
 
 def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
+    half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
+    half.model.save_pretrained(tmp_path / "half")
+    half.tokenizer.save_pretrained(tmp_path / "half")
+
     def refused(message, data=None, training=None, trainer=None, **options):
         lm = LMConfig(options.pop("lm", small_lm), dtype=options.pop("dtype", "float32"))
         module = SourceFinetune(lm, **options)
@@ -353,16 +327,5 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
     refused("1 independent edits, and not on EditBatch", training=EditTraining(protocol="joint"))
     refused("1 independent edits", training=EditTraining(edits_per_step=3))
     refused("bf16-true.*bf16-mixed", trainer={"precision": "bf16-true"}, method="lora")
-    for dtype in ("bfloat16", "float16"):
-        refused(rf"weights are in {dtype}", dtype=dtype)
-    half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
-    half.model.save_pretrained(tmp_path / "half")
-    half.tokenizer.save_pretrained(tmp_path / "half")
+    refused("weights are in float16", dtype="float16")
     refused("weights are in bfloat16", lm=str(tmp_path / "half"), dtype="auto")
-
-
-def test_a_callback_of_one_s_own_may_have_a_history(finetune):
-    class Notes(L.Callback):
-        history = (0.1, 0.2)
-
-    assert finetune({"n_edits": 2}, {"callbacks": [Notes()]}).results["n_edits"] == 2

@@ -58,7 +58,6 @@ def peft_run(
     targets: Any,
     ids: list[int],
     answer: int,
-    max_norm: float,
 ) -> tuple[torch.Tensor, torch.Tensor, set[str]]:
     """Logits before and after some steps of peft's own LoRA, from given factors."""
     config = peft.LoraConfig(
@@ -77,7 +76,6 @@ def peft_run(
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(last_logits(tuned, [ids]), [answer]).backward()
-        torch.nn.utils.clip_grad_norm_(trained, max_norm)
         optimizer.step()
     return before[0], last_logits(tuned, [ids]).detach()[0], names
 
@@ -98,16 +96,6 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
 def test_stacked_training_equals_separate_peft_runs(architecture, small):
-    train_both_ways(small, architecture, math.inf)
-
-
-def test_clipping_equals_that_of_separate_runs(small):
-    norms = train_both_ways(small, "llama", 10.0)
-    assert (norms > 10).any()
-    assert (norms < 10).any()
-
-
-def train_both_ways(small: SimpleNamespace, architecture: str, max_norm: float) -> torch.Tensor:
     model = double_model(small, architecture)
     base = copy.deepcopy(model)
     names = TARGETS.get(architecture)
@@ -131,19 +119,17 @@ def train_both_ways(small: SimpleNamespace, architecture: str, max_norm: float) 
         for _ in range(STEPS):
             optimizer.zero_grad()
             loss_of(last_logits(model, rows), ANSWERS).backward()
-            norms = stack.clip_gradients(max_norm)
             optimizer.step()
         after = last_logits(model, rows).detach()
 
     for i in range(N):
         first, final, targets = peft_run(
-            base, states[i], names or "all-linear", rows[i], ANSWERS[i], max_norm
+            base, states[i], names or "all-linear", rows[i], ANSWERS[i]
         )
         assert targets == {f"base_model.model.{target}" for target in stack.targets}
         assert relative(before[i], first) <= tolerance
         assert relative(after[i], final) <= tolerance
         assert relative(after[i], first) >= 1e-2  # it did train
-    return norms
 
 
 def make_stack(
@@ -191,17 +177,7 @@ def test_rows_in_any_order_and_number(architecture, small):
         with stack.rows([i] * 5):
             single[i] = last_logits(model, ids)
         assert relative(single[i], base) > 1e-3
-    for which in (
-        [2, 0, 1, 0, 2],
-        [0, 1, 2, -1, -1],
-        [-1, 1, -1, -1, 0],
-        torch.tensor([1] * 5),
-        [0, 0, 1, 1],
-        [-1, 0, 0, 1, 1],
-        [0] * 5,
-        [0, 0, 2, 2],
-        [1, 1, 0, 0],
-    ):
+    for which in ([2, 0, 1, 0, 2], [0, 1, 2, -1, -1], torch.tensor([1] * 5), [0, 0, 1, 1], [1, 0]):
         with stack.rows(which):
             ours = last_logits(model, ids[: len(which)])
         for row, i in enumerate(torch.as_tensor(which).tolist()):
@@ -271,29 +247,24 @@ def test_chosen_targets(small):
 def test_forwards_that_do_not_fit(small):
     model, stack = make_stack(small)
     ids = torch.ones(3, 4, dtype=torch.long)
-    with (
-        pytest.raises(LanguageModelError, match=r"got 3 rows.* adapters of 2"),
-        stack.rows([0, 1]),
-    ):
-        model(input_ids=ids)
-    for wrong in (8, -2):
-        match = f"adapter {wrong}; .* 0 to 7"
-        with pytest.raises(LanguageModelError, match=match), stack.rows([0, wrong]):
-            pass
+
+    def refused(message, which, call):
+        with pytest.raises(LanguageModelError, match=message), stack.rows(which):
+            call()
+
+    refused(r"got 3 rows.* adapters of 2", [0, 1], lambda: model(input_ids=ids))
+    refused("adapter 8; .* 0 to 7", [0, 8], lambda: None)
     layer = model.model.layers[0].mlp.up_proj
     with stack.rows([0, 1, 2]):
         model(input_ids=ids)
         # Some of the tokens, as an expert of a mixture gets them.
         with pytest.raises(LanguageModelError, match=r"mlp.up_proj gets .*cannot be separated"):
             layer(torch.zeros(5, 16, dtype=torch.float64))
-        with pytest.raises(LanguageModelError, match=r"input of shape \(6, 2, 16\)"):
-            layer(torch.zeros(6, 2, 16, dtype=torch.float64))
         flat = torch.randn(3, 4, 16, dtype=torch.float64)
         torch.testing.assert_close(layer(flat.flatten(0, 1)), layer(flat).flatten(0, 1))
-        model.train()
-        model.gradient_checkpointing_enable()
-        with pytest.raises(LanguageModelError, match="gradient_checkpointing_disable"):
-            model(input_ids=ids)
+    model.train()
+    model.gradient_checkpointing_enable()
+    refused("gradient_checkpointing_disable", [0, 1, 2], lambda: model(input_ids=ids))
     assert model(input_ids=ids).logits.shape == (3, 4, small.vocab)
 
 

@@ -213,9 +213,9 @@ def test_files_say_how_many_subjects_they_share(
         AutoTokenizer.from_pretrained(small_lm),
         ["country_capital_city", "country_color"],
     )
-    message = "the relation files of country_capital_city and country_color share no subject"
-    with pytest.raises(KnowledgeError, match=message):
-        build_layout(tokenizer, Catalogue.load(*files), names, require_reference=["->".join(names)])
+    pairs = ["->".join(names)]
+    with pytest.raises(KnowledgeError, match=f"{pairs[0]}, which has no reference"):
+        build_layout(tokenizer, Catalogue.load(*files), pairs=pairs, require_reference=pairs)
 
 
 def test_a_list_of_facts_is_no_relation(tmp_path: Path) -> None:

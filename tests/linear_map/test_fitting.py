@@ -1,6 +1,7 @@
 """Maps of one relation, fitted in memory, against scikit-learn and against a probe's run."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,7 @@ from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.fitting import (
-    RidgeRequest,
-    fit_linear_map,
-    fit_on_subjects,
-    sample_fitted_subjects,
-)
-from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.probe.module import LinearProbe
@@ -71,7 +66,7 @@ def test_equal_scikit_learn(
         assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
     assert maps[0].token_ids("city") == relation.source.token_ids
     assert maps[0].labels("country") == relation.target.texts
-    assert maps[0].templates["city"] == "{} lives in the city of"
+    assert maps[0].label_set("city").template == "{} lives in the city of"
     assert maps[0].fingerprint == lm.fingerprint
     np.testing.assert_allclose(maps[1].weight(PAIR), oracles[1].coef_, atol=1e-5)
     np.testing.assert_allclose(maps[1].bias(PAIR), oracles[1].intercept_, atol=1e-5)
@@ -82,22 +77,15 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
     small_lm: str,
     lm: LanguageModel,
     relation: TokenizedRelation,
-    ridge: float | str,
+    ridge: Any,
     tmp_path: Path,
 ) -> None:
-    probe = LinearProbe(
-        lm=LMConfig(name_or_path=small_lm),
-        knowledge=["city", "country"],
-        ridge=ridge,
-        ridge_tolerance=0.01,
-    )
+    probe = LinearProbe(LMConfig(small_lm), knowledge=["city", "country"], ridge=ridge)
     data = SubjectsDataModule(probe.lm, n_subjects=250, batch_size=64)
     trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=data)
     theirs = LinearMap.from_pretrained(Path(trainer.log_dir or "") / "linear_map")
-    request = RidgeRequest(ridge, tolerance=0.01)
-    layout = JointLayout.of_relation(relation)
-    ours = LinearMap.of(fit_on_subjects(lm, layout, data.halves["fit"], request), lm)
+    ours = fit_linear_map(lm, relation, data.halves["fit"], ridge)
     assert ours.ridge[PAIR] == theirs.ridge[PAIR]
     # The LM's own digits differ between batches; ridge 0 magnifies them.
     torch.testing.assert_close(ours.weight(PAIR), theirs.weight(PAIR), rtol=1e-4, atol=1e-4)

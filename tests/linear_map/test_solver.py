@@ -13,9 +13,7 @@ from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.linear_map.fitting import choose_ridges, split_rows
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.scores import score_maps
-from lincorr_lightning.linear_map.solver import (
-    fit_layout,
-)
+from lincorr_lightning.linear_map.solver import fit_layout
 
 SIZES = {"a": 6, "b": 4, "c": 5}
 
@@ -48,7 +46,7 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
         for part in (rows[:300], rows[300:])
     )
     fitted = fit_layout(fit, layout, ridges)
-    scores = {score.pair: score for score in score_maps(fitted, test)}
+    scores = {score.ends: score for score in score_maps(fitted, test)}
     assert tuple(scores) == pairs
     weights, control_r = fitted.weights(), fitted.label_r(test, "control")
     for (source, target), found in scores.items():
@@ -72,12 +70,12 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
                 assert found.control_label_mean == pytest.approx(np.nanmean(expected))
         assert found.label_mean == pytest.approx(np.nanmean(found.label_r))
         assert (found.permuted_label_mean or 0) < (found.label_mean or 0) - 0.2
-    hits = scores["a", "b"].precision
-    assert hits is not None and scores["c", "a"].precision is scores["a", "c"].precision is None
+    hits = scores["a", "b"]
+    assert scores["c", "a"].influenced_n is scores["a", "c"].influenced_n is None
     best = weights["a", "b"].argmax(0).numpy()
     judged = reference.any(0)
-    assert hits["influenced"]["1"] == pytest.approx(reference[best, np.arange(6)][judged].mean())
-    assert hits["influencing"]["n"] == reference.any(1).sum()
+    assert hits.influenced_1 == pytest.approx(reference[best, np.arange(6)][judged].mean())
+    assert hits.influencing_n == reference.any(1).sum()
     layout = layout_of(SIZES, *pairs)
     fitted = fit_layout(moments_of(torch.from_numpy(rows[:300])), layout, 0.0)
     plain = score_maps(fitted, test)[0]
@@ -85,8 +83,7 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
     np.testing.assert_allclose(plain.label_r, scores["a", "b"].label_r)
 
 
-@pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])
-def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolerance: float) -> None:
+def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row() -> None:
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=(140, 12))
     source = hidden @ rng.normal(size=(12, 12)) + rng.normal(size=(140, 12))
@@ -101,34 +98,10 @@ def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolera
         r = [stats.pearsonr(predicted[:, j], target[judging][:, j])[0] for j in range(6)]
         means.append(np.mean(r))
     pairs = zip(HALF_DECADES, means, strict=True)
-    allowed = [ridge for ridge, r in pairs if r >= max(means) - tolerance]
+    allowed = [ridge for ridge, r in pairs if r >= max(means) - 0.02]
     parts = split_rows(rows)
     assert torch.equal(parts[1], rows[judging])
     moments = [moments_of(part) for part in parts]
     layout = layout_of({"a": 12, "b": 6}, ("a", "b"))
-    assert choose_ridges(*moments, layout, HALF_DECADES, tolerance) == {("a", "b"): allowed[-1]}
+    assert choose_ridges(*moments, layout) == {("a", "b"): allowed[-1]}
     assert 0 < allowed[-1] < HALF_DECADES[-1], "the choice is one between others"
-
-
-def test_pairs_that_share_nothing_are_kept_apart_and_have_the_same_maps() -> None:
-    sizes, pairs = {**SIZES, "d": 3}, (("c", "d"), ("a", "b"))
-    layout = layout_of(sizes, *pairs, control="One day, {} saw a", permuted=True)
-    assert layout.groups == [["a", "b"], ["c", "d"]]
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(90, layout.n_read)) @ rng.normal(size=(layout.n_read,) * 2) + 9
-    moments = moments_of(layout.with_permuted(torch.from_numpy(rows)), layout.blocks)
-    # Of each group: labels, permuted labels, and those of sources after the control prompt.
-    assert len(moments.products) == 2 * (10**2 + 8**2) + 6 * (10 + 6) + 5 * (8 + 5)
-    fitted = fit_layout(moments, layout, 0.0)
-    for source, target in pairs:
-        x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
-        control = layout.control_columns(source).numpy()
-        for problem, columns in (("y", x), ("control", control)):
-            oracle = LinearRegression().fit(rows[:, columns], rows[:, y])
-            weight = fitted.weights(problem)[source, target]
-            np.testing.assert_allclose(weight, oracle.coef_, atol=1e-9)
-    with pytest.raises(KeyError):
-        moments.between(layout.columns("b"), layout.columns("c"))
-    for tied in ({"partial_out": ("d",)}, {}):
-        crossed = pairs if tied else (("a", "c"), ("b", "d"))
-        assert layout_of(sizes, *crossed, **tied).groups == [list(sizes)]

@@ -1,8 +1,8 @@
 """Are Rome and Italy paired? The weights of one label, in Python and by ``lincorr weights``."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,8 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map import fit_linear_map
+from lincorr_lightning.linear_map.artifact import PairMap
+from lincorr_lightning.linear_map.weights import LabelSet
 from lincorr_lightning.lm import LanguageModel
 from tests.cli.test_startup import HEAVY, imported
 from tests.toys import NAMES
@@ -23,33 +25,21 @@ W = [[3.0, 0.5, 0.1, 0.0], [0.2, 2.0, 0.1, 0.0], [0.1, 0.5, -1.0, 0.0], [0.0, 0.
 PAIR = "city->country"
 
 
-@pytest.fixture
-def parts() -> dict[str, Any]:
-    return {
-        "weights": {PAIR: torch.tensor(W, dtype=torch.float64)},
-        "biases": {PAIR: torch.zeros(4, dtype=torch.float64)},
-        "token_ids": {"city": [1, 2, 3, 4], "country": [5, 6, 7, 8]},
-        "labels": {"city": CITIES, "country": COUNTRIES},
-        "templates": {"city": "{} lives in", "country": "{} is from"},
-        "ridge": {PAIR: 31.6},
-        "lm": "tiny-world",
-        "fingerprint": {},
-        "answers": {
-            "city": [[city] for city in CITIES],
-            "country": [["France"], ["Italy"], ["South Korea", "South Africa"], ["Peru"]],
-        },
-        "references": {PAIR: [[0], [1], [2], []]},
-    }
+ANSWERS = [["France"], ["Italy"], ["South Korea", "South Africa"], ["Peru"]]
+CITY = LabelSet("city", "{} lives in", CITIES, [1, 2, 3, 4], [[city] for city in CITIES])
+COUNTRY = LabelSet("country", "{} is from", COUNTRIES, [5, 6, 7, 8], ANSWERS)
+ONE = PairMap(torch.tensor(W, dtype=torch.float64), torch.zeros(4), 31.6, [[0], [1], [2], []])
+MAP = LinearMap({PAIR: ONE}, [CITY, COUNTRY], "tiny-world", {})
 
 
 @pytest.fixture
-def run(parts: dict[str, Any], tmp_path: Path) -> Path:
-    LinearMap(**parts).save(tmp_path / "linear_map")
+def run(tmp_path: Path) -> Path:
+    MAP.save(tmp_path / "linear_map")
     return tmp_path
 
 
-def test_top_and_rank(parts: dict[str, Any], run: Path) -> None:
-    for linear_map in (LinearMap(**parts), LinearMap.from_pretrained(run / "linear_map")):
+def test_top_and_rank(run: Path) -> None:
+    for linear_map in (MAP, LinearMap.from_pretrained(run / "linear_map")):
         frame = linear_map.top(PAIR, "Rome", n=3)
         assert list(frame.columns) == ["label", "weight", "rank", "reference"]
         # Equal weights share a rank, and come in the order of the labels.
@@ -65,23 +55,20 @@ def test_top_and_rank(parts: dict[str, Any], run: Path) -> None:
         assert linear_map.top(PAIR, "Lima")["reference"].tolist() == [None] * 4
 
 
-def test_a_map_that_knows_neither_answers_nor_references(parts: dict[str, Any]) -> None:
+def test_a_map_that_knows_neither_answers_nor_references() -> None:
     """Such as one of an earlier version."""
-    del parts["answers"], parts["references"]
-    frame = LinearMap(**parts).top(PAIR, "Seoul", n=1)
+    plain = [replace(one, answers=()) for one in (CITY, COUNTRY)]
+    frame = LinearMap({PAIR: replace(ONE, reference=())}, plain, "", {}).top(PAIR, "Seoul", n=1)
     assert frame.to_dict("records") == [
         {"label": "Peru", "weight": 4.0, "rank": 1, "reference": None}
     ]
 
 
-def test_unknown_labels_are_refused(parts: dict[str, Any]) -> None:
-    linear_map = LinearMap(**parts)
+def test_unknown_labels_are_refused() -> None:
     with pytest.raises(LinearMapError, match=r"'Rom' is no label of city; labels are such as Rome"):
-        linear_map.top(PAIR, "Rom")
-    with pytest.raises(LinearMapError, match="'Spain' is no label of country"):
-        linear_map.rank(PAIR, "Rome", "Spain")
+        MAP.top(PAIR, "Rom")
     with pytest.raises(LinearMapError, match="no pair 'city->color'"):
-        linear_map.rank("city->color", "Rome", "Spain")
+        MAP.rank("city->color", "Rome", "Spain")
 
 
 def test_a_fitted_map_knows_its_reference(small_lm: str) -> None:
@@ -138,8 +125,6 @@ def test_wrong_arguments_are_refused(run: Path) -> None:
         main(["weights", str(run), "city->color", "Rome"])
     with pytest.raises(LinearMapError, match="'Spain' is no label of country"):
         main(["weights", str(run), PAIR, "Rome", "Spain"])
-    with pytest.raises(LinearMapError, match=r"nowhere/linear_map/config.json: No such file"):
-        main(["weights", str(run / "nowhere"), PAIR, "Rome"])
     (run / "linear_map" / "linear_map.safetensors").write_bytes(b"damaged")
     with pytest.raises(LinearMapError, match="fit the map again"):
         main(["weights", str(run), PAIR, "Rome"])

@@ -6,10 +6,10 @@ import transformers as hf
 from torch import nn
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.finder import causal_lm_of, logit_lens
+from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.lm.small_lms import config_of, naive_logits, random_model, small_tokenizer, word_ids
-from tests.toys import toy_config, toy_model
+from tests.toys import toy_config
 
 
 class Module(L.LightningModule):
@@ -73,25 +73,3 @@ def test_several_are_listed_and_one_can_be_named(llama: hf.PreTrainedModel) -> N
     assert causal_lm_of(module, "reference") is module.reference
     with pytest.raises(LanguageModelError, match="in 'judge' of Module"):
         causal_lm_of(module, "judge")
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt-neox", "qwen2", "falcon"])
-def test_logit_lens_reads_states_by_norm_and_head(kind: str) -> None:
-    model = toy_model(kind).eval()
-    ids = torch.arange(5, 13).view(2, 4)
-    with torch.no_grad():
-        output = model(ids, output_hidden_states=True)
-        decoder = model.get_decoder()
-        norms = {"norm", "ln_f", "final_layer_norm"}
-        norm = next(part for name, part in decoder.named_children() if name in norms)
-        expected = model.get_output_embeddings()(norm(output.hidden_states[1]))
-        with logit_lens(model, 0):
-            torch.testing.assert_close(model(ids).logits, expected)
-        with logit_lens(model, 1):
-            torch.testing.assert_close(model(ids).logits, output.logits)
-        torch.testing.assert_close(model(ids).logits, output.logits)
-    with (
-        pytest.raises(LanguageModelError, match="its 2 layers are counted from 0 to 1"),
-        logit_lens(model, 2),
-    ):
-        pass

@@ -13,7 +13,6 @@ from scipy import stats
 from sklearn.linear_model import Ridge
 
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import moments_of
 from lincorr_lightning.linear_map.baselines import random_words, vocabulary_baselines
 from lincorr_lightning.linear_map.layout import JointLayout
@@ -21,7 +20,7 @@ from lincorr_lightning.linear_map.scores import score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
-from tests.toys import quiet_trainer, read_table
+from tests.toys import quiet_trainer
 
 WIDTH, N_SOURCE, N_TARGET, RIDGE = 48, 30, 6, 20.0
 SOURCE, TARGET, WORDS = range(30), range(30, 36), range(36, 66)
@@ -119,21 +118,20 @@ def test_hits_of_the_baselines(world: World) -> None:
         "same_prompt": _hits(world.map_between(("", SOURCE), ("", TARGET)).coef_),
         "gaussian_states": _hits(world.map_between(("a", SOURCE), ("a", TARGET)).coef_),
     }
-    precision = world.score.precision
-    assert precision is not None and set(precision["baselines"]) == set(hits)
-    for name, each in hits.items():
-        expected = {"1": np.mean(each), "macro_1": _macro(each)}
-        assert precision["baselines"][name] == pytest.approx(expected)
-    own = _hits(world.weight)
-    assert precision["influenced"]["1"] == pytest.approx(np.mean(own))
-    assert precision["macro"]["1"] == pytest.approx(_macro(own))
+    entry = world.score.to_json()
+    precision, excess = entry["precision"], entry["excess_over_unembedding"]
+    assert precision["baselines"] == {
+        name: pytest.approx({"1": np.mean(each), "macro_1": _macro(each)})
+        for name, each in hits.items()
+    }
+    of_w = _hits(world.weight)
+    assert precision["influenced"]["1"] == pytest.approx(np.mean(of_w))
+    assert precision["macro"]["1"] == pytest.approx(_macro(of_w))
     assert precision["macro"]["n_references"] == N_TARGET
-    excess = world.score.excess_over_unembedding
-    assert excess is not None
     best = max(np.mean(each) for each in hits.values())
-    assert excess["mean"] == pytest.approx(np.mean(own) - best)
-    assert np.mean(hits[excess["baseline"]]) == best == world.score.best_baseline_1
-    difference = np.array(own, float) - np.array(hits[excess["baseline"]], float)
+    assert excess["mean"] == pytest.approx(np.mean(of_w) - best)
+    assert np.mean(hits[excess["baseline"]]) == best == entry["best_baseline_1"]
+    difference = np.array(of_w, float) - np.array(hits[excess["baseline"]], float)
     if difference.any():
         interval = stats.bootstrap((difference,), np.mean, rng=0).confidence_interval
         assert excess["low"] == pytest.approx(interval.low, abs=0.05)
@@ -142,23 +140,22 @@ def test_hits_of_the_baselines(world: World) -> None:
 
 def test_r_of_random_words(world: World) -> None:
     """There are as many words as source labels, so that nothing is left to chance."""
-    baselines = world.score.baselines
-    assert baselines is not None
     words, best = (world.best_r(("a", each), ("b", TARGET)) for each in (WORDS, SOURCE))
     labels = world.r(("a", SOURCE), ("b", TARGET))
+    entry = world.score.to_json()
+    baselines, excess = entry["baselines"], entry["excess_over_random_labels"]
     assert baselines["random_source_labels"]["mean"] == pytest.approx(words.mean(), abs=1e-6)
-    assert world.score.label_mean == pytest.approx(labels.mean(), abs=1e-9)
-    excess = world.score.excess_over_random_labels
-    assert excess is not None and excess["n_source_labels"] == N_SOURCE
+    assert entry["label_mean"] == pytest.approx(labels.mean(), abs=1e-9)
+    assert excess["n_source_labels"] == N_SOURCE
     assert excess["mean"] == pytest.approx(best.mean() - words.mean(), abs=1e-6)
     at_target = world.best_r(("a", SOURCE), ("b", WORDS))
     assert baselines["random_target_labels"]["mean"] == pytest.approx(at_target.mean(), abs=0.05)
     welch = stats.ttest_ind(labels, at_target, equal_var=False).confidence_interval(0.95)
     assert excess["target"]["mean"] == pytest.approx(labels.mean() - at_target.mean(), abs=1e-6)
     assert excess["target"]["low"] < welch.low < welch.high < excess["target"]["high"]
-    alone, _ = random_words(world.fitted, world.test, N_SOURCE)
-    target = alone["a", "b"]["excess_over_random_labels"]["target"]
-    assert (target["low"], target["high"]) == pytest.approx((welch.low, welch.high), abs=1e-6)
+    alone = random_words(world.fitted, world.test, N_SOURCE)[0]["a", "b"]
+    ends = [alone[f"excess_over_random_target_{end}"] for end in ("low", "high")]
+    assert ends == pytest.approx((welch.low, welch.high), abs=1e-6)
     assert [one.n_source_labels for one in world.curve] == [5, 10, 20, 30]
     assert world.curve[-1].label_mean == pytest.approx(best.mean(), abs=1e-6)
     assert world.curve[-1].label_std == 0 < (world.curve[0].label_std or 0)
@@ -196,8 +193,7 @@ def _bootstrap(world: World, sides: Any, n_draws: int = 400) -> np.ndarray:
 def test_the_interval_covers_subjects_as_a_bootstrap_does(kind: str) -> None:
     """All labels and all words are compared, so that subjects alone are left to chance."""
     world = World(kind)
-    excess = world.score.excess_over_random_labels
-    assert excess is not None
+    excess = world.score.to_json()["excess_over_random_labels"]
     target = "b", TARGET
     drawn = _bootstrap(world, ([(("a", SOURCE), target)], [(("a", WORDS), target)]))
     low, high = np.quantile(drawn, [0.025, 0.975])
@@ -210,8 +206,8 @@ def test_spreads_over_labels_and_over_subjects_add_up() -> None:
     widths = {}
     for rows in (world.rows, None):
         numbers, curve = random_words(world.fitted, world.test, n, rows=rows)
-        excess = numbers["a", "b"]["excess_over_random_labels"]
-        widths[rows is None] = excess["high"] - excess["low"]
+        low, high = (numbers["a", "b"][f"excess_over_random_{end}"] for end in ("low", "high"))
+        widths[rows is None] = high - low
     (at_n,) = (one for one in curve if one.n_source_labels == n)
     assert at_n.label_std is not None and at_n.random_std is not None
     of_draws = (at_n.label_std**2 + at_n.random_std**2) / 9  # of ten draws, whose std has n below
@@ -231,87 +227,45 @@ def test_the_map_of_the_vocabulary(world: World) -> None:
     predicted = other.predict(world.logits("a", SOURCE)[400:])
     true = world.logits("b", TARGET)[400:]
     r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, true.T, strict=True)]
-    assert world.score.baselines is not None and world.score.decomposition is not None
-    assert world.score.baselines["same_prompt_map"] == pytest.approx(np.mean(r), abs=1e-9)
-    own, rest = world.weight.ravel(), world.weight - other.coef_
-    cosine = own @ other.coef_.ravel() / np.linalg.norm(own) / np.linalg.norm(other.coef_)
-    assert world.score.decomposition == pytest.approx(
+    entry = world.score.to_json()
+    assert entry["baselines"]["same_prompt_map"] == pytest.approx(np.mean(r), abs=1e-9)
+    w, rest = world.weight.ravel(), world.weight - other.coef_
+    assert entry["decomposition"] == pytest.approx(
         {
-            "cosine": cosine,
-            "norm_share": np.linalg.norm(rest) / np.linalg.norm(own),
+            "cosine": w @ other.coef_.ravel() / np.linalg.norm(w) / np.linalg.norm(other.coef_),
+            "norm_share": np.linalg.norm(rest) / np.linalg.norm(w),
             "hit_1": np.mean(_hits(rest)),
         }
     )
 
 
-def test_excess_is_that_of_what_the_lm_computes() -> None:
+def test_excess_is_that_of_what_the_lm_computes(world: World, request: Any) -> None:
     """None where states do not change, whatever the head; large for what the head does not say."""
-    for kind in ("random", "vocabulary"):
-        excess = World(kind).score.excess_over_unembedding
-        assert excess is not None and excess["low"] <= 0
-    composed = World("composed").score
-    assert composed.excess_over_unembedding is not None
-    assert composed.excess_over_unembedding["low"] > 0.3
-    assert composed.decomposition is not None and composed.decomposition["hit_1"] > 0.9
-    precision = World("vocabulary").score.precision
-    assert precision is not None and precision["influenced"]["1"] > 0.9
+    numbers: Any = world.score
+    if request.node.callspec.params["world"] == "composed":
+        assert numbers.excess_over_unembedding_low > 0.3 and numbers.rest_hit_1 > 0.9
+    else:
+        assert numbers.excess_over_unembedding_low <= 0
+    if request.node.callspec.params["world"] == "vocabulary":
+        assert numbers.influenced_1 > 0.9
 
 
-def test_random_words_are_whole_words_and_no_labels(small_lm: str, tmp_path: Path) -> None:
-    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), pairs=["city->country"])
-    words, labels = probe.layout.words, set(probe.layout.domains["city"].token_ids)
-    texts = probe.lm.tokenizer.batch_decode([[token] for token in words["city"]])
-    assert set(words) == {"city", "country"} and not labels & set(words["city"])
-    assert len(set(texts)) == len(texts) > 20 and all(text.strip().isalpha() for text in texts)
-    trainer = quiet_trainer(tmp_path)
-    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
-    run = Path(trainer.log_dir or "")
-    (pair,) = json.loads((run / "results.json").read_text())["pairs"]
-    assert pair["baselines"]["random_source_labels"]["draws"] == 10
-    (row,) = read_table(run / "tables" / "pairs.csv")
-    baselines = pair["precision"]["baselines"]
-    assert float(row["gaussian_states_1"]) == pytest.approx(baselines["gaussian_states"]["1"])
-    assert float(row["excess_over_random"]) == pytest.approx(
-        pair["excess_over_random_labels"]["mean"]
-    )
-
-
-def test_without_random_labels_the_rest_is_the_same(small_lm: str, tmp_path: Path) -> None:
-    found = []
+def test_random_words_of_a_run(small_lm: str, tmp_path: Path) -> None:
+    """They are whole words and no labels; without them, other numbers are the same."""
+    pairs = []
     for n in (20, 0):
-        probe = LinearProbe(
-            lm=LMConfig(name_or_path=small_lm), pairs=["city->country"], random_labels=n
-        )
+        probe = LinearProbe(LMConfig(small_lm), pairs=["city->country"], random_labels=n)
         trainer = quiet_trainer(tmp_path / str(n))
         trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
         results = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())
-        found.append(results["pairs"][0])
-    whole, plain = found
+        pairs += results["pairs"]
+        if n:
+            words, labels = probe.layout.words, set(probe.layout.domains["city"].token_ids)
+            texts = probe.lm.tokenizer.batch_decode([[token] for token in words["city"]])
+    assert set(words) == {"city", "country"} and not labels & set(words["city"])
+    assert len(set(texts)) == len(texts) > 20 and all(text.strip().isalpha() for text in texts)
+    whole, plain = pairs
+    assert whole["baselines"]["random_source_labels"]["draws"] == 10
     assert plain["baselines"] is plain["decomposition"] is plain["excess_over_unembedding"] is None
     for key in ("label_mean", "control_label_mean", "permuted_label_mean", "excess_error"):
         assert plain[key] == pytest.approx(whole[key], rel=1e-9)
-
-
-@pytest.mark.parametrize("layer", [-1, 2])
-def test_a_layer_that_the_lm_lacks_is_refused_before_it_is_read(small_lm: str, layer: int) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=rf"model\.layers is {layer}; it must be at least 0 and "
-        r"below 2",
-    ):
-        LinearProbe(lm=LMConfig(name_or_path=small_lm), layers=[0, layer])
-
-
-def test_the_last_layer_is_the_lm(small_lm: str, tmp_path: Path) -> None:
-    probe = LinearProbe(
-        lm=LMConfig(name_or_path=small_lm), pairs=["city->country"], layers=[0, 1], ridge=3.0
-    )
-    trainer = quiet_trainer(tmp_path)
-    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
-    results = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())
-    (pair,), (first, last) = results["pairs"], results["logit_lens"]
-    assert (first["layer"], last["layer"]) == (0, 1)
-    for key in ("label_mean", "control_label_mean", "random_label_mean", "excess_over_random"):
-        assert last[key] == pytest.approx(pair[key], rel=1e-9) != first[key]
-    assert last["precision"]["influenced"] == pair["precision"]["influenced"]
-    assert (Path(trainer.log_dir or "") / "figures" / "logit_lens.png").stat().st_size > 10_000

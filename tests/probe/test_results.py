@@ -24,44 +24,20 @@ LABELS = {
     "country": ["France", "Italy"],
     "X/2": ["1", "2", "3"],
 }
-RATES = {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3}
-LM = {"name_or_path": "/lms/tiny", "dtype": "float32", "fingerprint": {}, "n_parameters": 5}
+HITS: dict[str, Any] = {
+    f"{way}_{n}": rate
+    for way in ("influenced", "influencing")
+    for n, rate in (("1", 0.5), ("3", 1.0), ("5", 1.0), ("n", 3))
+}
+HITS["influencing_1"] = None
 PAIR = "city", "country"
 REFERENCE = np.array([[True, False, True, False], [False, True, False, False]])
-# The keys of the contract, from the design.
-PAIR_KEYS = {
-    "source",
-    "target",
-    "label_mean",
-    "label_std",
-    "instance_mean",
-    "n_labels",
-    "n_constant_labels",
-    "permuted_label_mean",
-    "control_label_mean",
-    "precision",
-}
-OTHER_KEYS = {
-    "ridge",
-    "excess",
-    "label_error",
-    "excess_error",
-    "p",
-    "q",
-    "partial_label_mean",
-    "through_given",
-    "completeness",
-    "baselines",
-    "excess_over_random_labels",
-    "excess_over_unembedding",
-    "decomposition",
-    "random_label_mean",
-    "excess_over_random",
-    "random_target_label_mean",
-    "same_prompt_label_mean",
-    "best_baseline_1",
-    "templates",
-}
+# Keys of an entry, from the contract and from docs/concepts.md.
+PAIR_KEYS = """source target label_mean label_std instance_mean n_labels n_constant_labels
+permuted_label_mean control_label_mean precision ridge excess label_error excess_error p q
+partial_label_mean through_given completeness baselines excess_over_random_labels
+excess_over_unembedding decomposition random_label_mean excess_over_random
+random_target_label_mean same_prompt_label_mean best_baseline_1 templates""".split()
 
 
 def make_scores(**changes: Any) -> list[PairScore]:
@@ -74,24 +50,20 @@ def make_scores(**changes: Any) -> list[PairScore]:
                 continue
             r = rng.uniform(-1, 1, len(LABELS[target]))
             r[0] = math.nan
-            score = PairScore(
-                source=source,
-                target=target,
-                label_mean=float(np.nanmean(r)),
-                label_std=float(np.nanstd(r)),
-                instance_mean=0.1 * i + 0.01 * j,
-                n_labels=len(r),
-                n_constant_labels=1,
-                permuted_label_mean=0.01,
-                control_label_mean=0.2,
-                excess=float(np.nanmean(r)) - 0.2,
-                ridge=0.0,
-                label_r=r,
-                precision={"influenced": RATES, "influencing": RATES | {"1": None}}
-                if (source, target) == PAIR
-                else None,
-            )
-            scores.append(replace(score, **changes))
+            numbers = {
+                "label_mean": float(np.nanmean(r)),
+                "label_std": float(np.nanstd(r)),
+                "instance_mean": 0.1 * i + 0.01 * j,
+                "n_labels": len(r),
+                "n_constant_labels": 1,
+                "permuted_label_mean": 0.01,
+                "control_label_mean": 0.2,
+                "excess": float(np.nanmean(r)) - 0.2,
+                "ridge": 0.0,
+                "label_r": r,
+                **(HITS if (source, target) == PAIR else {}),
+            }
+            scores.append(PairScore(source, target, **numbers | changes))
     return scores
 
 
@@ -104,35 +76,29 @@ def make_domain(texts: list[str]) -> Domain:
 def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Results:
     scores = make_scores() if scores is None else scores
     rng = np.random.default_rng(0)
-    labels = LABELS | {
-        score.source: LABELS["city"] for score in scores if score.source not in LABELS
-    }
+    labels = {score.source: LABELS["city"] for score in scores} | LABELS
     layout: Any = JointLayout(
         {name: make_domain(texts) for name, texts in labels.items()},
-        tuple(score.pair for score in scores),
+        tuple(score.ends for score in scores),
         "One day, {} saw a",
-        {score.pair: REFERENCE if score.precision else None for score in scores},
+        {score.ends: REFERENCE if score.influenced_n else None for score in scores},
     )
+    sizes = {s.ends: (len(labels[s.target]), len(labels[s.source])) for s in scores}
+    path = [
+        {s.ends: replace(s, ridge=ridge, label_mean=0.9 - ridge / 100) for s in scores}
+        for ridge in (0.0, 1.0, 10.0)
+    ]
     values: dict[str, Any] = {
-        "weights": {
-            s.pair: rng.normal(size=(len(labels[s.target]), len(labels[s.source]))) for s in scores
-        },
-        "paths": {
-            score.pair: [
-                {"ridge": ridge, "label_mean": 0.9 - ridge / 100}
-                | dict.fromkeys(("influenced", "influencing"), RATES if score.precision else None)
-                for ridge in (0.0, 1.0, 10.0)
-            ]
-            for score in scores
-        },
-        "compositions": [],
+        "weights": {pair: rng.normal(size=size) for pair, size in sizes.items()},
+        "path": path,
+        "label_counts": [],
+        "wordings": scores,
         "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]},
         "n_fit": 2,
         "n_test": np.int64(1),
     }
     found = ProbeFindings(phase="val", scores=scores, layout=layout, **values | changes)
-    results = probe_results(found, LM["name_or_path"], 0.0)
-    return replace(results, lm=LM, settings={"ridge": 0.0})
+    return probe_results(found, "/lms/tiny", 0.0)
 
 
 def cells(results: Results, name: str) -> list[dict[str, Any]]:
@@ -149,49 +115,39 @@ def results() -> Results:
     return make_results()
 
 
-# -- results.json ----------------------------------------------------------------------------
-
-
 def test_results_are_those_of_the_contract(results: Results) -> None:
     def refuse(name: str) -> None:
         pytest.fail(f"{name} in results.json")
 
     found = json.loads(json.dumps(results.to_json()), parse_constant=refuse)
-    assert (found["study"], found["lm"], found["settings"]) == ("linear_probe", LM, {"ridge": 0.0})
-    assert (found["n_fit"], found["n_test"], found["control"]) == (2, 1, "One day, {} saw a")
+    assert (found["study"], found["control"]) == ("linear_probe", "One day, {} saw a")
+    assert (found["n_fit"], found["n_test"]) == (2, 1)
     for pair, score in zip(found["pairs"], make_scores(), strict=True):
-        assert set(pair) == PAIR_KEYS | OTHER_KEYS
-        for key in PAIR_KEYS - {"precision"}:
+        assert set(pair) == set(PAIR_KEYS)
+        for key in ("source", "label_mean", "label_std", "instance_mean", "n_labels", "excess"):
             assert pair[key] == getattr(score, key)
-        assert pair["excess"] == pytest.approx(score.label_mean - 0.2)
+        assert pair["baselines"] is pair["decomposition"] is pair["templates"] is None
     (precise,) = [pair["precision"] for pair in found["pairs"] if pair["precision"]]
-    assert precise == {
-        "influenced": {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3},
-        "influencing": {"1": None, "3": 1.0, "5": 1.0, "n": 3},
-    }
+    assert precise["influenced"] == {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3}
+    assert precise["influencing"] == {"1": None, "3": 1.0, "5": 1.0, "n": 3}
+    assert precise["macro"] is precise["baselines"] is None
     pairs = [(pair["source"], pair["target"]) for pair in found["pairs"]]
     assert [(path["source"], path["target"]) for path in found["ridge_path"]] == pairs
-    assert found["ridge_path"][0]["path"][1] == {
-        "ridge": 1.0,
-        "label_mean": 0.89,
-        "influenced": RATES,
-        "influencing": RATES,
-    }
+    point = found["ridge_path"][0]["path"][1]
+    assert (point.pop("ridge"), point.pop("label_mean")) == (1.0, 0.89)
+    assert point == {key: precise[key] for key in ("influenced", "influencing")}
     assert found["ridge_path"][1]["path"][0]["influenced"] is None
 
 
 def test_stored_maps_have_no_ridge_path() -> None:
-    found = make_results(paths={})
+    found = make_results(path=[])
     assert "ridge_path" not in found.values
     assert "ridge_path" not in [*(table.name for table in found.tables), *figure_names(found)]
     assert "weights_city-country" in figure_names(found)
 
 
-# -- scalars ---------------------------------------------------------------------------------
-
-
 def test_scalars(results: Results) -> None:
-    (score,) = [score for score in make_scores() if score.precision]
+    (score,) = [score for score in make_scores() if score.influenced_n]
     expected = {
         "val/label_mean/city-country": score.label_mean,
         "val/control_label_mean/city-country": 0.2,
@@ -200,27 +156,17 @@ def test_scalars(results: Results) -> None:
     }
     assert {key: results.scalars[key] for key in expected} == expected
     assert "val/label_mean/city-Xover2" in results.scalars
-    assert "val/influencing_1/city-country" not in results.scalars, "NaN is left out"
+    assert "val/influencing_1/city-country" not in results.scalars, "what is unknown is left out"
     assert not [key for key in results.scalars if re.search(r"[^\w/.-]", key)]
-
-
-# -- tables ----------------------------------------------------------------------------------
+    first = list(results.scalars)[:8]
+    assert all(key.split("/")[1] in ("label_mean", "influenced_1") for key in first[:7])
 
 
 def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
-    assert {table.name for table in results.tables} == {
-        "summary",
-        "pairs",
-        "label_wise",
-        "correlation_matrix",
-        "permuted_matrix",
-        "std_matrix",
-        "instance_matrix",
-        "control_matrix",
-        "ridge_path",
-        "influences",
-        "subjects",
-    }
+    names = {table.name for table in results.tables}
+    matrices = {"correlation_matrix", "std_matrix", "instance_matrix"}
+    others = {"summary", "pairs", "label_wise", "ridge_path", "influences", "subjects"}
+    assert names == matrices | others
     entries = results.values["pairs"]
     for row, entry in zip(cells(results, "pairs"), entries, strict=True):
         for key in ("label_mean", "control_label_mean", "excess", "ridge", "n_labels"):
@@ -232,16 +178,11 @@ def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
     for entry in entries:
         assert matrix[entry["source"]][entry["target"]] == entry["label_mean"]
     assert [matrix[name][name] for name in LABELS] == [None] * 3
-    for name, value in (("permuted", 0.01), ("control", 0.2)):
-        assert cells(results, f"{name}_matrix")[0]["country"] == value
     path = cells(results, "ridge_path")
     assert len(path) == 18
     assert [path[2][key] for key in ("pair", "ridge", "influenced_1")] == ["city->country", 10, 0.5]
-    assert [tuple(row.values()) for row in cells(results, "subjects")] == [
-        ("Ada", "fit"),
-        ("Bob", "fit"),
-        ("Cyd", "test"),
-    ]
+    subjects = [("Ada", "fit"), ("Bob", "fit"), ("Cyd", "test")]
+    assert [tuple(row.values()) for row in cells(results, "subjects")] == subjects
 
 
 def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results) -> None:
@@ -254,41 +195,36 @@ def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results)
     assert [table.name for table in results.tables if table.headline] == ["summary"]
 
 
-def test_the_summary_says_where_w_is_imprecise_and_what_helps() -> None:
-    def said(hit: float, low: float, ridge: float = 0.0) -> list[str]:
-        hits = {"influenced": RATES | {"1": hit}, "influencing": RATES}
-        score = next(score for score in make_scores() if score.pair == PAIR)
-        over = {"mean": low + 0.1, "low": low, "high": low + 0.2}
-        one = replace(score, ridge=ridge, precision=hits, excess_over_unembedding=over)
-        return make_results([one]).table("summary").note.split("\n")[:-1]
-
-    imprecise = "W is imprecise, most source labels lead to a wrong target: city->country."
-    vocabulary = (
-        "W pairs no more labels right than the vocabulary alone (95 % over source labels): "
-        "city->country."
-    )
-    assert said(0.6, low=0.1) == []
-    assert said(0.6, low=-0.1) == [vocabulary]
-    first, advice = said(0.25, low=0.1)
-    assert first == imprecise and "set model.ridge to auto" in advice
-    first, nulls, last = said(0.25, low=-0.1, ridge=1.0)
-    assert (first, last) == (imprecise, vocabulary) and "set model.ridge 0" in nulls
+@pytest.mark.parametrize(
+    ("hit", "low", "ridge", "expected"),
+    [
+        (0.6, 0.1, 0.0, []),
+        (0.6, -0.1, 0.0, ["vocabulary alone"]),
+        (0.25, 0.1, 0.0, ["imprecise", "set model.ridge to auto"]),
+        (0.25, -0.1, 1.0, ["imprecise", "set model.ridge 0", "vocabulary alone"]),
+    ],
+)
+def test_the_summary_says_where_w_is_imprecise_and_what_helps(
+    hit: float, low: float, ridge: float, expected: list[str]
+) -> None:
+    score = next(score for score in make_scores() if score.ends == PAIR)
+    score = replace(score, ridge=ridge, influenced_1=hit, excess_over_unembedding_low=low)
+    lines = make_results([score]).table("summary").note.split("\n")[:-1]
+    assert len(lines) == len(expected)
+    assert all(part in line for part, line in zip(expected, lines, strict=True))
 
 
 def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None:
-    rows = cells(results, "label_wise")
-    scores = make_scores()
-    assert len(rows) == sum(len(score.label_r) for score in scores)
-    for score in scores:
-        own = [row for row in rows if row["pair"] == score.name]
-        assert [row["label"] for row in own] == LABELS[score.target]
-        assert own[0]["r"] is None
-        assert [row["r"] for row in own[1:]] == score.label_r[1:].tolist()
+    rows = iter(cells(results, "label_wise"))
+    for score in make_scores():
+        for label, r in zip(LABELS[score.target], score.label_r.tolist(), strict=True):
+            expected = {"pair": score.pair, "label": label, "r": None if math.isnan(r) else r}
+            assert next(rows) == expected
 
 
 def test_influences_are_the_highest_weights() -> None:
     weight = np.random.default_rng(1).normal(size=(2, 4))
-    weights = {score.pair: weight for score in make_scores()}
+    weights = {score.ends: weight for score in make_scores()}
     rows = cells(make_results(weights=weights), "influences")
     assert {row["pair"] for row in rows} == {"city->country"}, "the pair with a reference"
     right = {("Paris", "France"), ("Lyon", "France"), ("Rome", "Italy")}
@@ -296,34 +232,26 @@ def test_influences_are_the_highest_weights() -> None:
         ("influenced", LABELS["city"], LABELS["country"], weight.T),
         ("influencing", LABELS["country"], LABELS["city"], weight),
     ):
-        own = [row for row in rows if row["direction"] == direction]
-        assert len(own) == w.size
+        shown = [row for row in rows if row["direction"] == direction]
+        assert len(shown) == w.size
         for i, label in enumerate(labels):
-            mine = [row for row in own if row["label"] == label]
+            members = [row for row in shown if row["label"] == label]
             best = sorted(zip(w[i], tokens, strict=True), reverse=True)
-            assert [(row["weight"], row["token"]) for row in mine] == best
-            assert [row["rank"] for row in mine] == [k + 1 for k in range(len(best))]
-            for row in mine:
+            assert [(row["weight"], row["token"]) for row in members] == best
+            assert [row["rank"] for row in members] == [k + 1 for k in range(len(best))]
+            for row in members:
                 ends = (label, row["token"])
                 expected = None if label == "a|b *c*" else ends in right or ends[::-1] in right
                 assert row["in_reference"] is expected
 
 
 def test_without_references_the_best_pairs_are_shown() -> None:
-    scores = make_scores(precision=None)
+    scores = make_scores(**dict.fromkeys(HITS))
     found = make_results(scores)
-    assert {row["pair"] for row in cells(found, "influences")} == {score.name for score in scores}
+    assert {row["pair"] for row in cells(found, "influences")} == {score.pair for score in scores}
     assert {row["in_reference"] for row in cells(found, "influences")} == {None}
     weights = [name for name in figure_names(found) if name.startswith("weights_")]
     assert len(weights) == 6 and "weights_city-Xover2" in weights
-
-
-def test_nulls_that_were_left_out_have_no_tables() -> None:
-    found = make_results(
-        make_scores(permuted_label_mean=None, control_label_mean=None, excess=None)
-    )
-    assert not {"permuted_matrix", "control_matrix"} & {table.name for table in found.tables}
-    assert "nulls" in figure_names(found)
 
 
 def test_labels_that_never_vary_have_results(tmp_path: Path) -> None:
@@ -337,25 +265,15 @@ def test_labels_that_never_vary_have_results(tmp_path: Path) -> None:
     assert len(found.table("summary")) == 6
 
 
-# -- figures ---------------------------------------------------------------------------------
-
-
 def test_figures_are_pictures_with_file_names_that_any_system_takes(
     results: Results, tmp_path: Path
 ) -> None:
     results.write(tmp_path)
-    found = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert found == {
-        "correlation_matrix.png",
-        "instance_matrix.png",
-        "nulls.png",
-        "ridge_path.png",
-        "std_matrix.png",
-        "permuted_matrix.png",
-        "weights_city-country.png",
-    }
-    for name in found:
-        with Image.open(tmp_path / "figures" / name) as image:
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    matrices = {"correlation_matrix", "instance_matrix", "std_matrix"}
+    assert names == matrices | {"nulls", "ridge_path", "weights_city-country"}
+    for name in names:
+        with Image.open(tmp_path / "figures" / f"{name}.png") as image:
             assert min(image.size) > 200
             assert image.convert("L").getextrema() != (255, 255)
     read = [float(row["label_mean"]) for row in read_table(tmp_path / "tables" / "pairs.csv")]
@@ -363,7 +281,7 @@ def test_figures_are_pictures_with_file_names_that_any_system_takes(
 
 
 def test_figures_are_limited_in_a_run_over_many_pairs() -> None:
-    (score,) = [score for score in make_scores() if score.precision]
+    (score,) = [score for score in make_scores() if score.influenced_n]
     many = [replace(score, source=f"city{i}", label_mean=i / 100) for i in range(40)]
-    drawn = [name for name in figure_names(make_results(many, paths={})) if "weights" in name]
+    drawn = [name for name in figure_names(make_results(many, path=[])) if "weights" in name]
     assert drawn == [f"weights_city{i}-country" for i in range(39, 27, -1)]

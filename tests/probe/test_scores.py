@@ -14,7 +14,7 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.scores import by_completeness
+from lincorr_lightning.linear_map.scores import PairScore, by_completeness
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from tests.toys import quiet_trainer, read_table, save_toy_lm
@@ -95,7 +95,9 @@ def test_hits_are_those_of_each_kind_alone() -> None:
     rng = np.random.default_rng(0)
     r, weight = torch.rand(4), torch.from_numpy(rng.normal(size=(4, 30)))
     reference = rng.random((4, 30)) < 0.4
-    found = by_completeness(r, weight, reference, KINDS)
+    whole = PairScore("a", "b", label_r=r.numpy())
+    found = by_completeness(whole, weight, reference, KINDS)
+    assert set(found) == {"whole", "phrase", "subword"}
     for kind, score in found.items():
         mine = [i for i, other in enumerate(KINDS) if other == kind]
         hits = []
@@ -105,14 +107,10 @@ def test_hits_are_those_of_each_kind_alone() -> None:
                 rivals = [i for i in range(4) if i in mine or not reference[i, column]]
                 ranked = sorted(rivals, key=lambda i, c=column: -float(weight[i, c]))
                 hits.append(ranked[0] in right)
-        assert score["influenced"] is not None
-        assert score["influenced"]["n"] == len(hits)
-        assert score["influenced"]["1"] == pytest.approx(np.mean(hits))
-        assert score["label_mean"] == pytest.approx(float(r[mine].mean()))
-
-
-def test_labels_of_one_completeness_have_no_such_scores() -> None:
-    assert by_completeness(torch.rand(2), torch.rand(2, 3), None, [Completeness.WHOLE] * 2) == {}
+        assert score.influenced_n == len(hits)
+        assert score.influenced_1 == pytest.approx(np.mean(hits))
+        assert score.label_mean == pytest.approx(float(r[mine].mean()))
+    assert by_completeness(whole, weight, reference, [Completeness.WHOLE] * 4) == {}
 
 
 def test_knowledge_without_words_in_the_vocabulary_is_left_out(

@@ -27,10 +27,15 @@ GROUPS = (
 FREE = ("pet",)
 
 
-def _run(folder: Path, **options: Any) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
-    probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **{"ridge": 0.0, **options})
+def _run(
+    folder: Path, n_subjects: int, **options: Any
+) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
+    options = {"ridge": 0.0, "random_labels": 0, **options}
+    probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **options)
     trainer = quiet_trainer(folder)
-    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=1600, batch_size=200))
+    trainer.fit(
+        probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=n_subjects, batch_size=200)
+    )
     run = Path(trainer.log_dir or "")
     return json.loads((run / "results.json").read_text()), probe, trainer, run
 
@@ -40,7 +45,7 @@ def found(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
     names = [name for group in GROUPS for name in group.split()] + list(FREE)
-    return _run(tmp_path_factory.mktemp("runs"), knowledge=names, partial_out=["pet"])
+    return _run(tmp_path_factory.mktemp("runs"), 1600, knowledge=names, partial_out=["pet"])
 
 
 def test_findings_are_the_relations_of_the_world(found: Any) -> None:
@@ -127,39 +132,20 @@ def test_partialled_out_knowledge_has_no_partial_r(found: Any) -> None:
         assert (pair["through_given"] is not None) == has_one
 
 
-def test_composed_maps_are_products(found: Any) -> None:
-    results, probe, _, run = found
-    one = next(
-        c
-        for c in results["transitivity"]
-        if (c["source"], c["via"], c["target"]) == ("city", "country", "continent")
-    )
-    linear_map = probe.linear_map()
-    composed = linear_map.weight("country->continent") @ linear_map.weight("city->country")
-    predicted = _logits(probe, run, "test", "city") @ composed.numpy().T
-    r = mean_r(predicted, _logits(probe, run, "test", "continent"))
-    assert one["composed"] == pytest.approx(r, abs=1e-6)
-    assert one["kept"] == pytest.approx(r / one["direct"])
-    assert one["direct"] > 0.95 and one["kept"] > 0.95
-    assert one["elsewhere"] < 0.5
-
-
 def test_tables_and_figures_rank_the_pairs(found: Any) -> None:
     run = found[3]
     rows = read_table(run / "tables" / "ranking.csv")
     excess = [float(row["excess"]) for row in rows]
     assert excess == sorted(excess, reverse=True)
-    assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
     assert len(rows) == len(found[0]["pairs"])
-    for name in ("ranking", "transitivity"):
-        assert (run / "figures" / f"{name}.png").stat().st_size > 10_000
+    assert (run / "figures" / "ranking.png").stat().st_size > 10_000
 
 
 def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_no_pair(
     tmp_path: Path,
 ) -> None:
     options: dict[str, Any] = {"knowledge": ["country", "city"], "partial_out": ["pet"]}
-    results, *_ = _run(tmp_path, control=None, **options)
+    results, probe, trainer, _ = _run(tmp_path, 600, control=None, **options)
     assert {(p["source"], p["target"]) for p in results["pairs"]} == {
         ("country", "city"),
         ("city", "country"),
@@ -170,10 +156,6 @@ def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_n
         assert pair["excess_error"] == pair["label_error"]
         p = stats.norm.sf(pair["label_mean"] / pair["label_error"])
         assert pair["p"] == pytest.approx(p, rel=1e-8, abs=1e-300)
-
-
-def test_a_stored_fit_has_no_partial_r(found: Any) -> None:
-    _, probe, trainer, _ = found
     trainer.test(probe, datamodule=trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
-    assert probe.results is not None
+    assert probe.results is not None, "the fit has moments no more"
     assert {pair["partial_label_mean"] for pair in probe.results.values["pairs"]} == {None}

@@ -57,9 +57,8 @@ WORDINGS = {
 }
 OPTIONS: dict[str, Any] = {
     "knowledge": ["town", "land", "team"],
-    "ridge": 2.0,
+    "ridge": 1.0,
     "random_labels": 5,
-    "ridge_grid": [0.5, 2.0],
 }
 
 
@@ -117,7 +116,7 @@ def oracle(
             r = []
             for first in (prompt, "One day, {} saw a"):
                 x = {half: logits(half, first, source) for half in halves}
-                model = Ridge(alpha=2.0).fit(x["fit"], y["fit"])
+                model = Ridge(alpha=1.0).fit(x["fit"], y["fit"])
                 predicted = model.predict(x["test"])
                 by_label = zip(predicted.T, y["test"].T, strict=True)
                 r.append(float(np.mean([stats.pearsonr(p, t)[0] for p, t in by_label])))
@@ -180,7 +179,7 @@ def test_partial_r_is_a_mean_over_wordings(
     r = []
     for prompts in WORDINGS["town->land"]:
         x, y = map(without_team, prompts, ("town", "land"))
-        predicted = Ridge(alpha=2.0).fit(x["fit"], y["fit"]).predict(x["test"])
+        predicted = Ridge(alpha=1.0).fit(x["fit"], y["fit"]).predict(x["test"])
         by_label = zip(predicted.T, y["test"].T, strict=True)
         r.append(np.mean([stats.pearsonr(p, t)[0] for p, t in by_label]))
     assert pairs["town->land"]["partial_label_mean"] == pytest.approx(np.mean(r), abs=1e-5)
@@ -191,9 +190,9 @@ def test_each_point_of_the_ridge_path_is_a_mean(fitted: Fitted) -> None:
     results = results_of(fitted[2])
     means = {(p["source"], p["target"]): p["label_mean"] for p in results["pairs"]}
     for own in results["ridge_path"]:
-        weak, chosen = own["path"]
-        assert chosen["label_mean"] == pytest.approx(means[own["source"], own["target"]], abs=1e-9)
-        assert weak["ridge"] == 0.5 and weak["label_mean"] != chosen["label_mean"]
+        r = {point["ridge"]: point["label_mean"] for point in own["path"]}
+        assert r[1.0] == pytest.approx(means[own["source"], own["target"]], abs=1e-9)
+        assert r[1.0] != r[0.1]
 
 
 def test_the_saved_map_is_that_of_the_first_wording(
@@ -207,8 +206,8 @@ def test_the_saved_map_is_that_of_the_first_wording(
         assert pair["templates"] is None
     assert not (alone[2] / "tables" / "wordings.csv").exists()
     own, other = (LinearMap.from_pretrained(one[2] / "linear_map") for one in (fitted, alone))
-    assert own.pairs == other.pairs and own.templates == other.templates
-    assert own.knowledge == ["town", "land", "team"]
+    assert own.pairs == other.pairs and own.knowledge == ["town", "land", "team"]
+    assert all(own.label_set(name) == other.label_set(name) for name in own.knowledge)
     for pair in own.pairs:
         torch.testing.assert_close(own.weight(pair), other.weight(pair), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(own.bias(pair), other.bias(pair), rtol=1e-3, atol=1e-4)

@@ -25,7 +25,6 @@ from lincorr_lightning.finetune.forecasts import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.sharding import split_matrices
 from lincorr_lightning.pretraining.module import Pretraining
-from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.launching import launch
 from tests.processes.test_two_processes import assert_close, numbers, tables
@@ -271,7 +270,6 @@ def test_lms_that_cannot_be_split(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearProbe(solver="sgd", ridge=0.0), "model.solver sgd"),
         (EditForecast, "EditForecast"),
         (SparseAutoencoders, "SparseAutoencoders"),
         (VocabularyAblation, "VocabularyAblation"),

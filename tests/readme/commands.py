@@ -63,7 +63,5 @@ def with_own_files(command: list[str]) -> list[str]:
 def run_folder_of(command: list[str]) -> Path | None:
     """Run a command and return its run folder, if it has one."""
     trainer = getattr(main(command), "trainer", None)
-    if "--model.dry_run" in command:  # asking for its folder would make one
-        return None
     found = trainer is not None and trainer.log_dir is not None
     return Path(trainer.log_dir).absolute() if found else None

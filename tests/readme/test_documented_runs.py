@@ -35,7 +35,7 @@ PROBE = ["--data.n_subjects=400"]
 ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
 # Options that make a command of a config take seconds.
 SMALL = {
-    "linear_probe": [*PROBE, "--model.layers=[0]"],
+    "linear_probe": PROBE,
     "correlation_matrix": PROBE,
     "resilience": PROBE,
     "token_geometry": ["--data.n_texts=8"],

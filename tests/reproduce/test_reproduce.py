@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ import yaml
 from scipy import stats
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.errors import ConfigError, LanguageModelError, ReportError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
@@ -29,14 +27,10 @@ from lincorr_lightning.reproduce.agreement import (
     agreement_tables,
     agreements,
     rank_correlation,
-    shared_labels,
     table_numbers,
 )
 from lincorr_lightning.reproduce.plan import LMRuns, PlannedRun, all_items, select_items
-from lincorr_lightning.results.paper import PaperInfluences
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Table
-from lincorr_lightning.version import __version__
 from tests.toys import NAMES, WORDS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -134,45 +128,6 @@ def test_every_table_and_figure_with_numbers_is_there():
     assert [item.places[0] for item in chosen] == ["Figure 3", "Table 5"]
 
 
-def test_prompts_that_an_earlier_run_read_are_known_and_change_no_number(found, reproduce):
-    """The probe of beginnings of words reads prompts of the first probe only."""
-    option = "--option=model.lm.state_cache=null"
-    uncached = reproduce("--only=figure3,table18", option, output="uncached")
-    assert list((found / "states").rglob("*.safetensors"))
-    assert not (uncached / "states").exists()
-    assert (
-        numbers(found, "probe_attribute")["pairs"] == numbers(uncached, "probe_attribute")["pairs"]
-    )
-    one, other = (numbers(each, "probe_subwords")["pairs"][0] for each in (found, uncached))
-    # States that were read beside those of other prompts differ by rounding.
-    assert one["label_mean"] == pytest.approx(other["label_mean"], abs=1e-5)
-    assert one["precision"] == other["precision"]
-    runs = json.loads((found / command.STATE).read_text("utf-8"))["runs"].values()
-    assert not [key for run in runs for key in run["inputs"] if "state" in key]
-
-
-def test_settings_without_a_text_do_not_name_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere.txt").write_text("of another project")
-    arguments = (
-        "fit",
-        "--model.prefix=",
-        "--model.lm.state_cache=x",
-        "--model.lm.state_cache_gib=1",
-    )
-    run = PlannedRun("probe_math", Path("/nowhere/run"), "probe", arguments)
-    inputs = command.run_inputs(run, LMRuns("lm", "lm"))
-    assert not [name for name in inputs if "content" in name or "state_cache" in name]
-
-
-def test_the_page_names_each_place(found):
-    page = (found / "report.html").read_text("utf-8")
-    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
-    for item in all_items():
-        kind, number = item.places[-1].split()
-        assert any(re.search(rf"{kind}s? .*\b{number}\b", heading) for heading in headings), item
-
-
 def test_numbers_are_those_of_the_runs(found):
     row, edits = city_country(found, "table5"), numbers(found, "edits_city-country")
     assert row["paper, llama-3.2-3b generalized"] == "53.70%"
@@ -209,11 +164,6 @@ def test_influences_stand_beside_the_papers(found):
         assert shown.split(", ") == expected
         assert len(paper.split(", ")) == 10
         assert int(shared) == len(set(paper.split(", ")) & set(expected))
-    mean = sum(int(row[3]) for row in body) / len(body)
-    overview = (found / "report.html").read_text("utf-8").split("labels with the highest weights")
-    table = next(part for part in overview if "with other lists" in part).split("</table>")[0]
-    row = table[table.index("Table 15") :].split("</tr>")[0]
-    assert f">{mean:.1f}<" in re.sub("</?bdi>", "", row)
 
 
 def test_tables_have_their_nulls(found):
@@ -244,7 +194,10 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is(found, reproduce, s
     (unfinished,) = found.glob("runs/*/after_attribute/version_0/results.json")
     unfinished.unlink()
     reproduce("--after", small_lm)
-    state = json.loads((found / "reproduction.json").read_text("utf-8"))
+    state = json.loads((found / command.STATE).read_text("utf-8"))
+    # States of prompts are kept, and a folder may go on with or without them.
+    assert list((found / "states").rglob("*.safetensors"))
+    assert not [key for run in state["runs"].values() for key in run["inputs"] if "state" in key]
     failed = {name.partition("/")[2] for name, one in state["runs"].items() if "error" in one}
     done = re.findall(r"^\[\d+/\d+\] \S+: (\S+)$", capsys.readouterr().out, re.MULTILINE)
     assert set(done) == {"after_attribute", *failed}
@@ -256,13 +209,11 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is(found, reproduce, s
 def test_other_settings_are_refused(found, reproduce, make_lm, tmp_path):
     edits = SIZE["edits"]["options"] | {"data.n_edits": 6}
     sizes = {"toy": SIZE | {"edits": SIZE["edits"] | {"options": edits}}}
-    with pytest.raises(ConfigError, match=r"--data\.n_edits was \"5\" and is \"6\""):
+    with pytest.raises(ConfigError, match=r"data\.n_edits was 5 and is 6"):
         reproduce(sizes=sizes)
     other = make_lm(tmp_path / Path(next((found / "runs").iterdir())).name, seed=7)
     with pytest.raises(ConfigError, match=r"weights of the LM was"):
         reproduce(lms=[str(other)])
-    with pytest.raises(ConfigError, match=r"holds a reproduction of \w+\. Name another folder"):
-        reproduce(lms=[str(make_lm(tmp_path / "unlike"))])
 
 
 def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
@@ -270,7 +221,6 @@ def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home, changed_since = tmp_path / "found/runs/lm", []
     read = [
-        "own.yaml",
         "a b, c.txt",
         "edits.jsonl",
         "texts/deep/one.txt",
@@ -318,47 +268,12 @@ def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
     assert changed_since == [1] * len(read) + [0] * len(written)
 
 
-def test_a_run_whose_file_was_changed_is_not_finished(reproduce, tmp_path):
-    subjects = tmp_path / "subjects.txt"
-    subjects.write_text("\n".join(NAMES[:90]))
-    config = tmp_path / "mine.yaml"
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "trainer": {"max_epochs": 1},
-                "model": {"class_path": "LinearProbe", "init_args": {"ridge": 1.0}},
-                "data": {
-                    "class_path": "SubjectsDataModule",
-                    "init_args": {"subjects_file": str(subjects)},
-                },
-            }
-        )
-    )
-    probe = {"config": str(config), "options": {}}
-    own = {"output": "named", "sizes": {"toy": SIZE | {"probe": probe}}}
-    option = "--option=probe.data.n_subjects=80"
-    folder = reproduce("--only=figure3", option, **own)
-    assert numbers(folder, "probe_attribute")["n_fit"] == 40
-    reproduce("--only=figure3", "--plan", option, **own)
-    subjects.write_text("\n".join(NAMES[10:100]))
-    with pytest.raises(ConfigError, match=r"other settings: content of subjects\.txt was"):
-        reproduce("--only=figure3", "--plan", option, **own)
-
-
-def test_two_lms_share_a_page(reproduce, small_lm, make_lm, tmp_path, capsys):
-    """Their probes take as many subjects as the vocabularies have."""
-    probe = {"config": "correlation_matrix.yaml", "options": {"data.n_subjects": 100_000}}
+def test_two_lms_share_a_page(reproduce, small_lm, make_lm, tmp_path):
     lms = [small_lm, str(make_lm(tmp_path / "other", seed=3))]
-    sizes = {"toy": SIZE | {"probe": probe}}
-    folder = reproduce("--only=figure4,table2", lms=lms, output="two", sizes=sizes)
+    folder = reproduce("--only=figure4,table2", lms=lms, output="two")
     page = (folder / "report.html").read_text("utf-8")
     assert "Hit@N of W by LM (paper, Figure 4)" in page
     assert "| other Hit@1 influenced |" in (folder / "table2.md").read_text("utf-8")
-    n, _ = re.findall(r"all (\d+) subjects that the vocab.*, not 100,000", capsys.readouterr().out)
-    values = json.loads(
-        (folder / "runs/other/probe_attribute/version_0/results.json").read_text("utf-8")
-    )
-    assert values["n_fit"] + values["n_test"] == int(n)
 
 
 def test_an_error_of_one_run_stands_on_the_page(reproduce):
@@ -377,28 +292,19 @@ def test_an_error_of_one_run_stands_on_the_page(reproduce):
     ("args", "changed", "message"),
     [
         (["--only=tabel5"], {}, r"no table or figure 'tabel5'.* table5"),
-        (["--only="], {}, r"--only names no table"),
         (
             ["--option=model.lm.dtyp=bfloat16"],
             {},
             r"unexpected keyword argument 'dtyp' of model\.lm",
         ),
-        (
-            ["--option=probe.data.n_subjcts=9"],
-            {},
-            r"runs, probe: .*data\.n_subjcts.*STUDY\.KEY=VALUE",
-        ),
         (["--option=model.ridge"], {}, r"write KEY=VALUE"),
-        (["--option=model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
-        (["--option=probe.model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
         (["--size=huge"], {}, r"size is 'huge'; .* has toy"),
-        (["--top=0"], {}, r"settings.yaml: top: .* 0 does"),
         (["--after=a", "--after=b"], {}, r"2 tuned LMs for 1 LMs"),
         ([], {"tables": []}, r"settings.yaml: there is no option tables"),
         (
             [],
             {"sizes": {"toy": {k: v for k, v in SIZE.items() if k != "after"}}},
-            r"sizes: .*'after'",
+            r"lacks after",
         ),
     ],
 )
@@ -407,15 +313,12 @@ def test_bad_input(reproduce, args, changed, message):
         reproduce(*args, output="bad", **changed)
 
 
-def test_bad_lms(reproduce, make_lm, tmp_path, small_lm):
+def test_bad_lms(reproduce, tmp_path, small_lm):
     with pytest.raises(LanguageModelError, match="nowhere"):
         reproduce(lms=["/nowhere"], output="bad")
+    copy = shutil.copytree(small_lm, tmp_path / "copy" / Path(small_lm).name)
     with pytest.raises(ConfigError, match="two of the LMs have the name"):
-        shutil.copytree(small_lm, tmp_path / "copy" / Path(small_lm).name)
-        reproduce(lms=[small_lm, str(tmp_path / "copy" / Path(small_lm).name)], output="bad")
-    other = make_lm(tmp_path / "other", words=(*WORDS, "more"))
-    with pytest.raises(ConfigError, match="has another tokenizer"):
-        reproduce("--after", str(other), output="bad")
+        reproduce(lms=[small_lm, str(copy)], output="bad")
 
 
 def test_agreement(found):
@@ -435,38 +338,30 @@ def test_agreement(found):
     assert cells[at + 7] == f"{above} of {len(body)}"
 
 
-def test_a_reproduction_on_the_tiny_world_says_what_it_cannot_show():
-    numbers = table_numbers("Table 8")
+def _probe_of_table_8(r) -> SavedRun:
     pairs = [
-        {"source": s, "target": t, "label_mean": 0.5, "control_label_mean": 0.4 + 0.2 * (i < 3)}
-        for i, n in enumerate(numbers)
+        {"source": s, "target": t, "label_mean": r(n), "control_label_mean": 0.4 + 0.2 * (i < 3)}
+        for i, n in enumerate(table_numbers("Table 8"))
         for s, t in [n.relation.split("->")]
     ]
-    run = SavedRun("linear_probe", {"pairs": pairs})
-    notes = [
-        agreement_tables(["Table 8"], [LMRuns("x", lm, finished={"probe_simile": run})], "s")[
-            0
-        ].note
-        for lm in ("tiny-world", "some-lm")
-    ]
-    assert "cannot have the paper's order" in notes[0] and "that 7 of 10 numbers" in notes[0]
-    assert "cannot have" not in notes[1]
+    return SavedRun("linear_probe", {"pairs": pairs})
+
+
+def test_a_reproduction_on_the_tiny_world_says_what_it_cannot_show():
+    finished = {"probe_simile": _probe_of_table_8(lambda n: 0.5)}
+    for lm, is_synthetic in (("tiny-world", True), ("some-lm", False)):
+        (table,) = agreement_tables(["Table 8"], [LMRuns("x", lm, finished=finished)], "s")
+        assert ("cannot have the paper's order" in table.note) is is_synthetic
+        assert ("that 7 of 10 numbers" in table.note) is is_synthetic
 
 
 def test_agreement_over_relations():
     """ρ by scipy from numbers whose order is known."""
     numbers = table_numbers("Table 8")
-    pairs = [
-        {"source": s, "target": t, "label_mean": 1 - n.value}
-        for n in numbers
-        for s, t in [n.relation.split("->")]
-    ]
-    run = SavedRun("linear_probe", {"pairs": pairs})
-    (row,) = agreements(numbers, [LMRuns("some-lm", "some-lm", finished={"probe_simile": run})])
-    assert row["rows"] == 10
-    assert row["ρ"] == pytest.approx(-1)
-    assert row["p of ρ"] == pytest.approx(1, abs=1e-3)
-    shown = float(row["mean difference"].replace("−", "-"))
+    finished = {"probe_simile": _probe_of_table_8(lambda n: 1 - n.value)}
+    (row,) = agreements(numbers, [LMRuns("some-lm", "some-lm", finished=finished)])
+    assert (row.rows, row.rho, row.p) == (10, pytest.approx(-1), pytest.approx(1, abs=1e-3))
+    shown = float(row.difference.replace("−", "-"))
     assert shown == pytest.approx(sum(1 - 2 * n.value for n in numbers) / 10, abs=0.006)
 
 
@@ -490,16 +385,6 @@ def page(reproduce: Callable[..., Path]) -> Path:
     return folder
 
 
-def test_tables_of_earlier_calls_stay_on_the_page(page, reproduce):
-    before = (page / "table6.md").read_text("utf-8")
-    assert "Cases of" in before
-    reproduce("--only=table15", output="page")
-    assert (page / "table6.md").read_text("utf-8") == before
-    headings = re.findall(r"<h2[^>]*>(.*?)</h2>", (page / "report.html").read_text("utf-8"))
-    found = [re.search(r"Table \d+", h) for h in headings]
-    assert [match[0] for match in found if match] == ["Table 6", "Table 15"]
-
-
 def test_a_damaged_run_is_made_again(page, reproduce, capsys):
     (path,) = page.glob("runs/*/probe_attribute/version_0/results.json")
     path.write_text("{")
@@ -510,11 +395,7 @@ def test_a_damaged_run_is_made_again(page, reproduce, capsys):
 
 def test_a_tuned_lm_that_has_changed_is_refused(page, reproduce, make_lm, tmp_path):
     tuned = make_lm(tmp_path / "tuned", seed=5)
-    (path,) = page.glob("runs/*/probe_attribute/version_0/results.json")
-    time = path.stat().st_mtime_ns
     reproduce("--only=figure24", "--after", str(tuned), output="page")  # added later
-    assert path.stat().st_mtime_ns == time
-    reproduce("--only=figure24", output="page")  # and left out once
     make_lm(tuned, seed=6)
     with pytest.raises(ConfigError, match=r"after_attribute .*weights of the LM was"):
         reproduce("--only=figure24", "--after", str(tuned), output="page")
@@ -524,39 +405,6 @@ def test_a_page_of_nothing_is_an_error(reproduce, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # where there is a GPU, too
     with pytest.raises(ReportError, match="all runs failed"):
         reproduce("--only=figure10", "--overlays=trainer/gpu.yaml", output="gpu")
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_subjects_that_are_emoji(monkeypatch, tmp_path, is_terminal):
-    """They are read from a file, as texts of UTF-8; a log has lines of progress."""
-    commands = []
-    cli = SimpleNamespace(model=torch.nn.Module())
-    subjects = [("Ann", "fit"), ("🙂", "test"), ("Zoë", "test")]
-    table = Table.of("subjects", subjects, ("subject", "half"), "Subjects")
-    monkeypatch.setattr(
-        SavedRun, "read", lambda probe: SimpleNamespace(table={table.name: table}.get)
-    )
-    monkeypatch.setattr(command, "run_lightning_cli", lambda args: commands.append(args) or cli)
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: is_terminal))
-    run = PlannedRun("edits_city->country", tmp_path / "run", "edits", ("fit",), tmp_path)
-    command._make(run, LMRuns("lm", "lm"))
-    (option,) = [one for one in commands[0] if one.startswith("--data.subjects=")]
-    assert read_subjects(option.partition("=")[2]) == ["🙂", "Zoë"]
-    assert ("--trainer.enable_progress_bar=true" in commands[0]) is not is_terminal
-
-
-def test_influences_of_all_pairs(found):
-    (path,) = found.glob("influences_*_attribute.csv")
-    with path.open(newline="", encoding="utf-8") as file:
-        table = list(csv.DictReader(file))
-    pairs = {row["pair"] for row in table}
-    assert {"city->country", "color->city"} <= pairs
-    weights = linear_map(found)
-    w, colors = weights.weight("color->city").numpy(), weights.labels("color")
-    row = next(r for r in table if (r["pair"], r["direction"]) == ("color->city", "influencing"))
-    own = [label.strip() for label in weights.labels("city")].index(row["label"])
-    best = [c.strip() for _, c in sorted(zip(-w[own], colors, strict=True))]
-    assert row["tokens"].split(", ") == best[:10]
 
 
 def test_cases_are_those_of_the_edits(found):
@@ -607,54 +455,3 @@ def test_rank_correlations_are_tested_by_permutation():
     assert rho == pytest.approx(stats.spearmanr(x, y).statistic)
     orders = [stats.spearmanr(x, y[list(one)]).statistic for one in permutations(range(6))]
     assert p == pytest.approx(np.mean(np.array(orders) >= rho - 1e-9), abs=0.005)
-
-
-def test_chance_counts_labels_that_can_be_in_a_list():
-    printed = PaperInfluences("Table 0", "lm", "a->b", "influenced", {"u": ("a", "b", "x")})
-    found = shared_labels(printed, "here", {"u": ["a", "b"]}, ["a", "b"])
-    assert (found["shared"], found["by chance"]) == (
-        2,
-        2,
-    )  # three are printed, of two that there are
-
-
-def test_lists_of_labels_are_compared_with_the_papers_other_lists():
-    """Six lists of two labels: each shares both with its own and one with the next of the paper."""
-    theirs = {name: (f"a{i}", f"a{(i + 1) % 6}") for i, name in enumerate("uvwxyz")}
-    printed = PaperInfluences("Table 0", "lm", "a->b", "influenced", theirs)
-    known = [f"a{i}" for i in range(6)]
-    found = shared_labels(printed, "here", theirs, known)
-    assert (found["lists"], found["shared"]) == (6, 2)
-    assert found["with other lists"] == pytest.approx(
-        2 * 1 / 5
-    )  # of five others, two share one label each
-    assert found["by chance"] == pytest.approx(2 * 2 / 6)
-    # Of 720 orders, only this one shares as many.
-    assert found["p of shared"] == pytest.approx(1 / 720, abs=0.0015)
-    turned = dict(zip(theirs, [*theirs.values()][3:] + [*theirs.values()][:3], strict=True))
-    assert shared_labels(printed, "here", turned, known)["p of shared"] > 0.5
-
-
-def test_options_come_before_those_of_the_size(reproduce):
-    options = ("probe.data.n_subjects=60", "data.n_subjects=40", "model.ridge=10")
-    arguments = [f"--option={option}" for option in options]
-    found = numbers(reproduce("--only=figure10", *arguments, output="own"), "probe_attribute")
-    assert found["n_fit"] + found["n_test"] == 60
-    assert found["settings"]["ridge"] == 10
-
-
-def test_runs_of_another_version_are_not_made_again_unasked(page, reproduce):
-    (path,) = page.glob("runs/*/probe_attribute/version_0/results.json")
-    state = page / "reproduction.json"
-    texts = path.read_text("utf-8"), state.read_text("utf-8")
-    path.write_text(texts[0].replace('"schema": ', '"schema": 9'), "utf-8")
-    state.write_text(texts[1].replace(__version__, "0.0.1"), "utf-8")
-    try:
-        with pytest.raises(
-            ConfigError, match=r'probe_attribute .*lightning was "0\.0\.1" and is "\d'
-        ):
-            reproduce("--only=table6", output="page")
-        assert path.exists()
-    finally:
-        path.write_text(texts[0], "utf-8")
-        state.write_text(texts[1], "utf-8")

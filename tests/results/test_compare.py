@@ -189,7 +189,12 @@ def test_tables_are_joined_by_their_keys(edits: Make, geometry: Make, tmp_path: 
     after = [*changed(CASES[1:], Di="generalized"), ("Xu", "Bari", "Italy", "unchanged")]
     results = compare_runs(SavedRun.read(edits("a", CASES)), SavedRun.read(edits("b", after)))
     cases = results.table("cases").frame.set_index(["subject", "source_answer"])
-    assert cases.loc[("Di", "Milan")].tolist() == ["Italy", "Italy", "hallucinated", "generalized"]
+    assert cases.drop(columns="relation").loc[("Di", "Milan")].tolist() == [
+        "Italy",
+        "Italy",
+        "hallucinated",
+        "generalized",
+    ]
     assert len(cases) == 6 and isna(cases.loc[("Xu", "Bari"), "outcome_first"])
     outcomes = results.table("outcomes").frame
     assert outcomes["generalized_difference"][0] == pytest.approx(share(after) - share(CASES))
@@ -299,43 +304,6 @@ def test_a_mean_of_a_row_has_the_rows_name_and_stands_once(tmp_path: Path) -> No
     assert numbers(*runs, table="values")["before.learned", ""]["low"] == row["low"]
 
 
-def test_a_later_comparison_leaves_no_table_of_an_earlier_one(edits: Make, geometry: Make) -> None:
-    first, second = edits("a", CASES), edits("b", CASES[:4])
-    out = first.parent / "out"
-    main(["compare", str(first), str(second), "--output", str(out)])
-    (out / "tables" / "mine.csv").write_text("note\n1\n")
-    (out / "notes.csv").write_text("first\n")
-    for path in (first, second):
-        (path / "tables" / "cases.csv").unlink()
-    main(["compare", str(first), str(second), "--output", str(out)])
-    assert {path.name for path in out.rglob("*.csv")} == {
-        "differing.csv",
-        "numbers.csv",
-        "values.csv",
-        "outcomes.csv",
-        "mine.csv",
-        "notes.csv",
-    }
-    assert not list((out / "figures").glob("*"))
-
-
-def test_wide_tables_are_joined_without_a_warning(tmp_path: Path) -> None:
-    rows = [{"label": "a", **{f"x{i}": 0.5 * i for i in range(150)}}]
-    rows += [{**dict.fromkeys(rows[0], 0.25), "label": "b"}]
-    table = Table.of("wide", rows, list(rows[0])).sampled("label", x="x1")
-    runs = [save(Results("wide", {"a": n}, tables=[table]), tmp_path / f"w{n}") for n in (1.5, 2.5)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        joined = compare_runs(*map(SavedRun.read, runs)).table("wide").frame
-    assert joined.shape == (2, 451) and list(joined)[:2] == ["label", "x0_first"]
-
-
-def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    assert "\n  lincorr compare runs/" in capsys.readouterr().out
-
-
 def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) -> None:
     run, other = edits("a", CASES), edits("b", CASES)
 
@@ -346,7 +314,7 @@ def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) 
     refused("is named twice", run, run / ".." / "a")
     refused("is named twice", run, run / "results.json")
     refused("one of source_finetune and .* one of linear_probe", run, probe())
-    refused("holds some. Name them", run, tmp_path)
+    refused("has no results.json", run, tmp_path)
     refused("is the folder of a run", run, other, "--output", other)
     bare = [save(Results("bare", {"a": n}), tmp_path / n) for n in ("x", "y")]
     refused("have no number in common", *bare)
@@ -355,55 +323,6 @@ def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) 
     refused("not of schema", run, other)
     (other / "results.json").unlink()
     refused("did not finish", run, other)
-
-
-COMMON = ("--trainer.enable_progress_bar=false",)
-STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
-    "linear_probe": (
-        ["fit", "--model.knowledge=[city,country]", "--data.n_subjects=120"],
-        "--data.seed",
-        {"label_mean", "influenced_1"},
-    ),
-    "source_finetune": (
-        ["fit", "--data.n_edits=4", "--trainer.max_epochs=1"],
-        "--model.learning_rate",
-        {
-            "source_learned",
-            "generalized",
-            "hallucinated",
-            "unchanged",
-            "macro_generalized",
-            "macro_hallucinated",
-        },
-    ),
-    "edited_lm": (
-        ["test"],
-        "--data.seed",
-        {
-            "source_learned",
-            "generalized",
-            "hallucinated",
-            "unchanged",
-            "macro_generalized",
-            "macro_hallucinated",
-            "p_new",
-            "p_old",
-            "efficacy",
-            "source_unchanged",
-            "target_unchanged",
-        },
-    ),
-    "token_geometry": (
-        ["test", "--data.n_texts=4"],
-        "--model.seed",
-        {"loss", "entropy", "dimension", "overlap", "cosine"},
-    ),
-    "vocabulary_ablation": (
-        ["fit", "--model.compose.epochs=1", "--model.learn.epochs=1"],
-        "--data.seed",
-        {"generalized"},
-    ),
-}
 
 
 def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> None:
@@ -430,25 +349,3 @@ def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> No
         ("c->a", True),
     ]
     assert found["label_mean", "a->b"]["error"] == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("study", STUDIES)
-def test_two_runs_from_the_command_line(study: str, tmp_path: Path) -> None:
-    command, changed_option, known = STUDIES[study]
-    for value in (1, 2):
-        main(
-            [
-                command[0],
-                "--config",
-                f"{study}.yaml",
-                *command[1:],
-                *COMMON,
-                f"{changed_option}={value}",
-                f"--trainer.default_root_dir={tmp_path}",
-            ]
-        )
-    runs = sorted(tmp_path.glob("*/version_*"))
-    frame = compare_runs(*map(SavedRun.read, runs)).table("numbers").frame
-    assert set(frame["number"][frame["low"].notna()]) == known
-    assert (frame.dropna()["low"] <= frame.dropna()["high"]).all()

@@ -1,6 +1,5 @@
 """Figures as a reader meets them: nothing cut, the right colours and fonts, every point drawn."""
 
-import io
 import math
 import subprocess
 import sys
@@ -12,10 +11,9 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
-from PIL import Image
 
 from lincorr_lightning.results import plots
-from lincorr_lightning.results.plots import correlation_heatmap, new_figure, to_png, training_curves
+from lincorr_lightning.results.plots import correlation_heatmap, to_png, training_curves
 from tests.figure_checks import LONG, assert_legible, pixels, texts
 
 
@@ -105,12 +103,6 @@ def test_labels_of_all_kinds() -> None:
     assert shown[3].startswith("wwww") and shown[3].endswith("…")
 
 
-def test_picture_is_the_figure() -> None:
-    image = Image.open(io.BytesIO(to_png(new_figure(4, 2, "title"))))
-    assert image.width == 4 * 150 and image.format == "PNG"
-    assert image.getpixel((0, 0))[:3] == (255, 255, 255)
-
-
 @pytest.mark.parametrize("form", ["pdf", "svg"])
 def test_a_vector_file_has_the_texts_and_is_always_the_same(form: str) -> None:
     files = []
@@ -173,19 +165,6 @@ def test_a_panel_a_group_with_its_points_as_they_are(n: int) -> None:
     for points, expected in zip(drawn, given.values(), strict=True):
         np.testing.assert_array_equal(points, expected)
     assert to_png(figure)
-
-
-def test_many_points_are_smoothed_as_tensorboard_does() -> None:
-    values = [float(v) for v in np.random.default_rng(1).random(300)]
-    figure = training_curves({"loss": list(enumerate(values))}, "title")
-    (axes,) = panels(figure).values()
-    (line,) = axes.get_lines()
-    smooth = np.asarray(line.get_ydata())
-    for i in (0, 1, 7, 299):
-        weights = [0.6 ** (i - j) for j in range(i + 1)]
-        mean = sum(w * v for w, v in zip(weights, values, strict=False)) / sum(weights)
-        assert smooth[i] == pytest.approx(mean)
-    assert "smoothed" in note(figure)
 
 
 def test_what_is_not_a_number_is_left_out_and_steps_are_put_in_order() -> None:

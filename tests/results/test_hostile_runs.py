@@ -20,40 +20,22 @@ HTML = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
 CHANGES: list[Any] = [
     ("study", HTML),
     ("study", "../../x"),
-    ("study", ""),
-    ("study", "x" * 5000),
-    ("schema", HTML),
     ("lm", "name_or_path", HTML),
     ("lm", "name_or_path", "\ud800"),
-    ("lm", "n_parameters", -5),
     ("lm", [1, 2]),
-    ("seconds", 1e308),
-    ("n_fit", HTML),
     (HTML, 1.5),
-    ("relation", [HTML]),
     ("settings", {HTML: HTML}),
-    ("versions", {HTML: HTML}),
     ("figures", 0, "caption", HTML),
     ("figures", 0, "name", "../../x"),
-    ("figures", 0, "name", "a\0"),
     ("tables", 0, "name", "../../../etc/passwd"),
-    ("tables", 0, "name", HTML),
-    ("tables", 0, "caption", HTML),
     ("tables", 0, "note", [HTML]),
     ("tables", 0, "columns", {"a": 1}),
     ("tables", 0, "columns", 0, "heading", HTML),
-    *(("tables", 0, "columns", 1, "format", form) for form in ("%%", "c", ".999999999f", 5)),
-    ("tables", 0, "unit", [HTML]),
+    *(("tables", 0, "columns", 1, "format", form) for form in ("%%", ".999999999f", 5)),
     ("tables", 0, "unit", [["pair"]]),
     *(
         ("tables", 0, "means", means)
-        for means in (
-            HTML,
-            {"r": HTML},
-            {"r": {"column": HTML}},
-            {"r": {"column": "r", "where": [HTML]}},
-            {"r": {"column": "pair", "per": HTML}},
-        )
+        for means in ({"r": HTML}, {"r": {"column": "r", "where": [HTML]}})
     ),
 ]
 
@@ -66,18 +48,11 @@ ALIASES = "".join(
 FILES: list[tuple[str, Any]] = [
     ("results.json", b'{"a":' * 100_000),
     ("results.json", os.mkfifo),
-    ("results.json", lambda text: text.encode("utf-16")),
-    ("results.json", lambda text: text.replace("76.4", "1e999")),
     ("tables/pairs.csv", f"{HEAD}a,nan,inf,1e999\n"),
-    ("tables/pairs.csv", os.mkfifo),
     ("tables/pairs.csv", f"{HEAD}{HTML.replace(',', '')},1,1,1\n"),
-    ("tables/pairs.csv", f"{HEAD}{'x' * 200_000},1,1,1\n"),
-    ("config.yaml", os.mkfifo),
     ("config.yaml", f"a: '{HTML[:25]}'\nseed: <b>\n"),
     ("config.yaml", f"a: &a {{x: 1}}\n{ALIASES}"),
-    ("config.yaml", "[" * 100_000),
     ("config.yaml", "a: !!python/object/apply:os.system ['touch pwned']\n"),
-    ("figures/matrix.png", HTML),
     ("figures/matrix.png", os.mkfifo),
     ("figures/matrix.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\xff" * 8 + b"IEND"),
 ]

@@ -21,11 +21,9 @@ Make = Callable[..., Path]
     ("lm", "relation", "quantity", "answer", "expected"),
     [
         ("llama-3-8b", "city->country", "influenced_1", "", (0.42, "Table 2")),
-        ("llama-3-8b", "X+1->X*2", "influencing_5", "", (0.70, "Table 2")),
         ("llama-3.2-3b", "X+1->X+2", "gradient_correlation", "", (0.87, "Table 4")),
         ("llama-3.2-3b", "city->country", "weight_answer", "Indianapolis", (0.15, "Table 6")),
         ("llama-3", "city->country", "mapping_letters", "", (0.3672, "Table 7")),
-        ("llama-3-8b-instruct", "gem_color->simile_color", "after", "", (0.3366, "Table 9")),
         ("llama-3.2-3b", "object_price->simile_price", "label_mean", "", (0.8423, "Table 14")),
     ],
 )
@@ -86,15 +84,6 @@ def test_quantities_are_found_in_runs(probe: Make, finetune: Make, ablation: Mak
     assert known["weight_reference"].of(edits, "city->country", "Oslo") == 0.69
     assert known["weight_reference"].of(edits, "city->country", "Rome") is None
     assert known["label_mean"].of(edits, "city->country") is None
-    entry = {
-        "source": "city",
-        "target": "country",
-        "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}},
-    }
-    run = SavedRun("linear_probe", {"pairs": [entry]})
-    assert known["completeness_r"].of(run, "city->country", "phrase") == 0.7
-    assert known["completeness_influenced_5"].of(run, "city->country", "phrase") == 0.2
-    assert known["completeness_r"].of(run, "city->country", "whole") is None
     mappings = SavedRun.read(ablation())
     assert known["mapping_permuted"].of(mappings, "city->country") == 0.25
     assert known["mapping_letters"].of(mappings, "city->country") is None

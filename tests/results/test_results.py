@@ -1,22 +1,13 @@
 """Results as plain data, and as files of a run's folder."""
 
 import csv
-import errno
 import json
-import multiprocessing
-import os
-import signal
-import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure as MatplotlibFigure
-from pandas import DataFrame, Series, isna
+from pandas import isna
 
-from lincorr_lightning.errors import OutputError
-from lincorr_lightning.results import results as module
 from lincorr_lightning.results.results import SCHEMA, Figure, Results, versions
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, show
@@ -167,24 +158,6 @@ def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
     assert kinds == ["object", "float64", "Int64", "boolean", "Int64", "float64"]
 
 
-def test_texts_with_a_nul_come_back_from_a_file(tmp_path: Path) -> None:
-    names = ["a \0 column", "r", "n"]
-    rows = [["nul \0 here", 0.1 + 0.2, 3], ["nul \0 there", 1.0, 4]]
-    Results("linear_probe", tables=[Table.of("t", rows, names)]).write(tmp_path)
-    frame = SavedRun.read(tmp_path).table("t").frame
-    assert list(frame.columns) == names and frame.to_numpy().tolist() == rows
-
-
-def test_a_column_of_nullable_floats_comes_back(tmp_path: Path) -> None:
-    """As pandas makes of whole numbers of which some are missing, divided by others."""
-    values = [0.1 + 0.2, None, 1 / 3]
-    frame = DataFrame({"share": Series(values, dtype="Float64")})
-    Results("linear_probe", tables=[Table("t", frame)]).write(tmp_path)
-    found = SavedRun.read(tmp_path).table("t").frame["share"]
-    assert str(found.dtype) == "Float64"
-    assert [None if isna(value) else value for value in found] == values
-
-
 def test_numbers_of_a_data_frame_are_numbers(tmp_path: Path) -> None:
     """Whatever is missing, in memory and read from a file."""
     rows = [["10", 10, None, None, True, 1.5], ["9", 9, 3, None, False, None]]
@@ -203,116 +176,13 @@ def test_numbers_of_a_data_frame_are_numbers(tmp_path: Path) -> None:
 
 
 def test_a_run_is_shown_as_a_summary(tmp_path: Path) -> None:
+    """Of what was measured, and of the headline tables of a saved run."""
     results = small_results()
-    lines = repr(results).splitlines()
-    assert lines == [
-        "Results: linear_probe of tiny-world",
-        "tables:  pairs (2), edits (1)",
-        "figures: matrix, edits",
-        "values:  n_fit",
-    ]
+    for text in ("linear_probe of tiny-world", "pairs (2), edits (1)", "matrix, edits", "n_fit"):
+        assert text in repr(results)
     results.write(tmp_path)
     for part in results.included:
         part.write_parts(tmp_path)
     text = str(SavedRun.read(tmp_path))
-    assert text.startswith("\n".join(["SavedRun: linear_probe of tiny-world", *lines[1:3]]))
-    assert f"folder:  {tmp_path}\n\nPairs.\n" in text and "0.99" in text and "Read me." in text
-
-
-@pytest.mark.parametrize("exception", [KeyboardInterrupt, OutputError("the disk is full")])
-def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exception: type[BaseException]
-) -> None:
-    """Also where results of an earlier call are there, which are kept under another name."""
-    small_results().write(tmp_path)
-    earlier = (tmp_path / "results.json").read_text()
-
-    def stop(*args: object) -> None:
-        raise exception
-
-    monkeypatch.setattr(module, "write_json", stop)
-    with pytest.raises((KeyboardInterrupt, OutputError)):
-        small_results().write(tmp_path)
-    names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
-    assert names == ["figures/matrix.png", "results.earlier.json", "tables/pairs.csv"]
-    assert (tmp_path / "results.earlier.json").read_text() == earlier
-    monkeypatch.undo()
-    small_results().write(tmp_path)
-    assert not (tmp_path / "results.earlier.json").exists()
-
-
-def test_a_figure_that_does_not_fit_the_memory_is_missing_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> MatplotlibFigure:
-        raise MemoryError("Unable to allocate 9 GiB")
-
-    results = small_results()
-    results.figures = [Figure("large", "Too large.", fail), *results.figures]
-    results.write(tmp_path)
-    assert "figure large is missing: memory ran out (Unable" in caplog.text
-    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["matrix.png"]
-    written = json.loads((tmp_path / "results.json").read_text())
-    assert [figure["name"] for figure in written["figures"]] == ["matrix", "edits"]
-
-
-def test_other_errors_of_a_figure_are_not_hidden(tmp_path: Path) -> None:
-    def fail() -> MatplotlibFigure:
-        raise RuntimeError("a mistake")
-
-    with pytest.raises(RuntimeError, match="a mistake"):
-        Results("x", figures=[Figure("wrong", "Wrong.", fail)]).write(tmp_path)
-
-
-def _drawn_by(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, draw: Callable[[int], bytes], n: int = 6
-) -> list[int]:
-    """Write n figures, whose bytes are the id of a process, with two cores; return the ids."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(sys, "platform", "linux")
-    figures = [Figure(f"f{i}", "", partial(draw, i)) for i in range(n)]
-    Results("x", figures=figures).write(folder)
-    return [int((folder / "figures" / f"f{i}.png").read_bytes()) for i in range(n)]
-
-
-def _process() -> bytes:
-    return str(os.getpid()).encode()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork safely")
-def test_figures_are_drawn_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    met = multiprocessing.get_context("fork").Barrier(2, timeout=60)
-
-    def draw(i: int) -> bytes:
-        if i < 2:
-            met.wait()  # for the other process
-        return _process()
-
-    drawn = _drawn_by(tmp_path, monkeypatch, draw)
-    assert len(set(drawn)) == 2 and os.getpid() not in drawn
-    # A few are drawn here.
-    assert set(_drawn_by(tmp_path / "few", monkeypatch, lambda i: _process(), 3)) == {os.getpid()}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork safely")
-@pytest.mark.parametrize("failure", ["killed", "raises", "no process"])
-def test_what_other_processes_do_not_draw_is_drawn_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
-) -> None:
-    here = os.getpid()
-
-    def draw(i: int) -> bytes:
-        if i == 1 and os.getpid() != here:
-            if failure == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise MemoryError("Unable to allocate 9 GiB")
-        return _process()
-
-    def refuse() -> int:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    if failure == "no process":
-        monkeypatch.setattr(os, "fork", refuse)
-    drawn = _drawn_by(tmp_path, monkeypatch, draw)
-    assert drawn[1] == here
-    assert (set(drawn) == {here}) == (failure == "no process") or failure == "killed"
+    for part in ("linear_probe of tiny-world", "matrix, edits", str(tmp_path), "0.99", "Read me."):
+        assert part in text

@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pandas import isna
@@ -56,9 +54,8 @@ def test_a_folder_without_results(probe: Make, tmp_path: Path) -> None:
     run = probe()
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", match=r"empty has no results\.json: it is not the folder of a run")
-    refused(tmp_path / "nowhere", match="nowhere does not exist")
-    refused(run / "config.yaml", match="is a file")
-    assert str(run) in refused(run.parent, match="holds some. Name them: ")
+    refused(tmp_path / "nowhere", match="nowhere is no folder")
+    refused(run / "config.yaml", match="is no folder")
     (run / "results.json").unlink()
     assert f"lincorr fit --config {run}/config.yaml" in refused(run, match="did not finish")
 
@@ -66,40 +63,36 @@ def test_a_folder_without_results(probe: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ('{"study": "linear_probe", "pai', "cut short or changed"),
-        ('{"study": "x", "r": NaN}', "NaN is not JSON"),
-        ("[1]", "it is not a JSON object"),
+        ('{"study": "x", "r": NaN}', "results.json: .*NaN is not JSON"),
         (f'{{"study": "x", "schema": {SCHEMA + 1}}}', "another version of lincorr-lightning"),
-        (f'{{"schema": {SCHEMA}}}', "key 'study' is missing, or holds something else"),
+        (f'{{"schema": {SCHEMA}}}', "results.json was changed: key 'study'"),
     ],
 )
 def test_damaged_results(text: str, match: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text)
-    assert "results.json" in refused(tmp_path, match=match)
+    refused(tmp_path, match=match)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "match"),
+    ("name", "content"),
     [
-        ("tables/pairs.csv", b"pair,r,execss,hit\n", "its columns are not pair, r, excess, hit"),
-        ("tables/pairs.csv", b"\xff\xfe", "cannot be read as a table.*delete the file"),
-        ("tables/pairs.csv", b"pair,r,excess,hit\na,high,1,1\n", "cannot be read as a table"),
-        ("tables/pairs.csv", b"pair,r,excess,hit\na,1,1,1,9,9\n", "cannot be read as a table"),
-        ("config.yaml", b"\xff\xfe", "cannot be read"),
-        ("results.json", lambda text: text.replace('"name": "pairs",', ""), "was changed: 'name'"),
+        ("tables/pairs.csv", b"pair,r,execss,hit\n"),
+        ("tables/pairs.csv", b"\xff\xfe"),
+        ("tables/pairs.csv", b"pair,r,excess,hit\na,high,1,1\n"),
+        ("tables/pairs.csv", b"pair,r,excess,hit\na,1,1,1,9,9\n"),
+        ("config.yaml", b"\xff\xfe"),
     ],
 )
-def test_damaged_files(probe: Make, name: str, content: Any, match: str) -> None:
+def test_damaged_files(probe: Make, name: str, content: bytes) -> None:
     run = probe()
-    content = content((run / name).read_text()).encode() if callable(content) else content
     (run / name).write_bytes(content)
-    assert str(run / name) in refused(run, match=match)
+    refused(run, match=f"{run / name} cannot be read.*Run the study again")
 
 
 def test_a_picture_that_was_cut_short(probe: Make) -> None:
     path = probe() / "figures" / "matrix.png"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ReportError, match=r"matrix\.png is no PNG, or was cut short"):
+    with pytest.raises(ReportError, match=r"matrix\.png cannot be read as PNG"):
         _ = SavedRun.read(path.parents[1]).figures[0].png
 
 
@@ -113,18 +106,13 @@ def cells(line: str) -> list[str]:
 def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
     run = probe(r=0.876)
     (run / "events.out.tfevents.1").write_text("")
-    lines = describe_run(run).splitlines()
-    assert "Pairs and their r." in lines[0]
-    assert cells(lines[2]) == ["above"]
-    assert cells(lines[3]) == ["pair", "r", "control", "Hit@1"]
-    assert cells(lines[5]) == ["city->country", "0.88", "−0.07", "0.50"]
-    assert cells(lines[6]) == ["city->color", "0.20", "−0.07"]
-    assert lines[-3:] == [
-        f"Run folder:  {run}",
-        f"Figures:     {run / 'figures'} (matrix.png)",
-        f"TensorBoard: tensorboard --logdir={run}",
-    ]
-    assert "influences" not in "".join(lines) and "Highest weights" not in "".join(lines)
+    text = describe_run(run)
+    rows = [cells(line) for line in text.splitlines()]
+    assert ["city->country", "0.88", "−0.07", "0.50"] in rows
+    assert ["city->color", "0.20", "−0.07"] in rows
+    for shown in ("Pairs and their r.", "matrix.png", f"tensorboard --logdir={run}"):
+        assert shown in text
+    assert "influences" not in text and "Highest weights" not in text
 
 
 def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
@@ -151,24 +139,21 @@ def test_a_wide_table_has_a_line_for_each_column(tmp_path: Path) -> None:
 def test_no_number_of_a_narrow_console_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
+    """Columns that do not fit are left out and named."""
     monkeypatch.setenv("COLUMNS", str(width))
     columns = [f"measure{i}" for i in range(12)]
-    rows = [
-        [f"city{n}->country", "after", *(1022.25 + i + 100 * n for i in range(12))]
-        for n in range(20)
-    ]
+    rows = [[f"city{n}->country", *(1022.25 + i + 100 * n for i in range(12))] for n in range(20)]
     formats = dict.fromkeys(columns, ".2f")
-    table = Table.of("t", rows, ["pair", "stage", *columns], "c", headline=True, formats=formats)
-    Results("study", tables=[replace(table, words={"after": "end"})]).write(tmp_path)
-    lines = describe_run(tmp_path).splitlines()[:-1]
-    assert max(map(len, lines)) <= width
-    # Of each row: the pair in each block of columns, its numbers once.
-    for name, _, *numbers in rows:
-        own = [cells(line) for line in lines if line.startswith(f"{name} ")]
-        assert len(own) > 1 and {cell for one in own for cell in one[:1]} == {name}
-        shown = [cell for one in own for cell in one[1:] if cell != "end"]
-        assert shown == [f"{number:.2f}" for number in numbers]
-        assert "end" in own[0] and "after" not in own[0]
+    table = Table.of("t", rows, ["pair", *columns], "c", headline=True, formats=formats)
+    Results("study", tables=[table]).write(tmp_path)
+    text = describe_run(tmp_path).partition("Run folder")[0]
+    assert max(map(len, text.splitlines())) <= width
+    for name, *numbers in rows:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        shown = cells(line)[1:]
+        assert shown and shown == [f"{number:.2f}" for number in numbers[: len(shown)]]
+    note = " ".join(text.partition("More columns")[2].split())
+    assert note.endswith(f": {', '.join(columns[len(shown) :])}.")
 
 
 def test_a_run_without_results(tmp_path: Path) -> None:

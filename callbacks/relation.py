@@ -1,0 +1,246 @@
+"""What callbacks hold: a relation with its labels and readers, its linear map, and edits read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from lincorr_lightning.callbacks.periodic_callback import CallbackState, LMRun
+from lincorr_lightning.distributed import gather
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.finetune.cases import Logits, concatenate, edit_domains, rows_of
+from lincorr_lightning.finetune.edit_files import Edits, RawEdit, read_edits
+from lincorr_lightning.finetune.edits import ListedEdits, ResolvedEdits, resolve_edits
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.fitting import (
+    Ridge,
+    RidgeRequest,
+    fit_linear_map,
+    warn_of_fit_subjects,
+)
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.lm.vocabulary import sample_up_to
+
+DEFAULT_RELATION = "city->country"
+MIN_SUBJECTS = 3  #: Subjects below which no correlation is computed: with two it is always 1 or -1.
+
+Readings = dict[int, list[tuple[list[int], list[Logits]]]]
+"""What was read of independent edits: by their own step, the ids of some and their logits."""
+
+
+@dataclass
+class RelationState(CallbackState):
+    """What a checkpoint keeps of a callback that measures a relation, from before training on."""
+
+    base: Logits | None = None  #: Logits before training.
+    map: tuple[Tensor, Tensor, float] | None = None  #: W, b and the ridge, see `RelationMap`.
+    readings: Readings = field(default_factory=dict)
+
+
+class MeasuredRelation:
+    """A relation on the LM of a run: its labels, and readers of its prompts.
+
+    Args:
+        run: The LM in training.
+        study: Kind of the callback's results.
+        name: Relation; None takes that of the run's edits, or city->country in a run without.
+        knowledge_files: YAML files with more knowledge; None takes that of the run's edits.
+        controls: Kinds of knowledge that are read, too.
+        paraphrases: Other prompts of the source.
+
+    Attributes:
+        tokenized: The relation with its labels in this LM's vocabulary.
+        domains: The prompts that are read, see `edit_domains`.
+        tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
+    """
+
+    def __init__(
+        self,
+        run: LMRun,
+        study: str,
+        name: str | None,
+        knowledge_files: Sequence[str] | None = None,
+        controls: Sequence[str] = (),
+        paraphrases: Sequence[str] = (),
+    ) -> None:
+        self.run = run
+        tokenizer = run.cache.lm.tokenizer
+        edits = None if run.dataset is None else run.dataset.resolved
+        if name is None:
+            name = DEFAULT_RELATION if edits is None else edits.relation.name
+        if knowledge_files is None and edits is not None:
+            catalogue = edits.catalogue
+        else:
+            catalogue = Catalogue.load(*(knowledge_files or ()))
+        subwords = edits is not None and edits.subwords
+        #: The subjects of the run's edits, if its dataset lists them.
+        self.edited_subjects = [] if edits is None else edits.subjects
+        self.tokenized = TokenizedRelation.of(name, catalogue, tokenizer, subwords)
+        self.tag = run.tag(study, name)
+        self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer, paraphrases)
+        for domain in self.domains.values():
+            run.cache.register_tokens(domain.token_ids)
+
+    def sample_subjects(self, n: int, seed: int) -> list[str]:
+        """Return n subjects from the LM's vocabulary, or as many as it has."""
+        return sample_up_to(self.run.cache.lm.tokenizer, n, seed=seed)
+
+    def resolve_edits(self, given: Edits | None, setting: str) -> ResolvedEdits:
+        """Return given edits, or those of the run's dataset, in this relation's labels.
+
+        Raises:
+            ConfigError: There are none, or they are of another source.
+            SubjectsError: One of the run's edits is none in these labels.
+        """
+        lm = self.run.cache.lm
+        if given is not None:
+            return resolve_edits(ListedEdits(read_edits(given), setting), self.tokenized, lm)
+        resolved = None if self.run.dataset is None else self.run.dataset.resolved
+        name = self.tokenized.source.knowledge.name
+        if resolved is None or resolved.relation.source.knowledge.name != name:
+            raise ConfigError(
+                f"{setting} is null, and the run has no edits of {name}. Name some, or the "
+                "relation of the run's edits."
+            )
+        labels = [
+            (relation.name, relation.source.token_ids, relation.target.token_ids)
+            for relation in (resolved.relation, self.tokenized)
+        ]
+        if labels[0] == labels[1]:
+            return resolved
+        rows = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in resolved.edits]
+        relabelled = resolve_edits(ListedEdits(rows, self.tokenized.name), self.tokenized, lm)
+        for row in relabelled.skipped:  # others refer to the edits by their position
+            raise SubjectsError(f"{self.tokenized.name}: {row.answer!r}: {row.problem}.")
+        return relabelled
+
+    def queries(
+        self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
+    ) -> dict[str, list[Query]]:
+        """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
+        ids = adapter_ids or [None] * len(subjects)
+        return {
+            name: [
+                Query(domain.knowledge.prompt(subject), adapter_id, subject)
+                for subject, adapter_id in zip(subjects, ids, strict=True)
+            ]
+            for name, domain in self.domains.items()
+        }
+
+    def edit_queries(self, edits: EditBatch, others: Sequence[str] = ()) -> dict[str, list[Query]]:
+        """Return the prompts of independent edits, each in the adapter that it is trained in.
+
+        Those of `others`, subjects that are read in the adapter of each edit, follow.
+
+        Raises:
+            ConfigError: The run's dataset does not list all edits before they are trained.
+        """
+        if self.run.dataset is None:
+            raise ConfigError(
+                f"{self.tag}: all edits of the run are needed before their training, but the "
+                "training DataLoader's dataset is not an EditDataset. Make it one, or set n_steps "
+                "of each EditBatch to 0 if edits are trained together."
+            )
+        subjects = [edit.subject for edit in edits.edits]
+        adapter_ids = list(range(len(subjects)))
+        of_others = [adapter_id for adapter_id in adapter_ids for _ in others]
+        others = [subject for _ in adapter_ids for subject in others]
+        return self.queries([*subjects, *others], [*adapter_ids, *of_others])
+
+    def prefetch(self, queries: Mapping[str, Sequence[Query]]) -> None:
+        """Announce queries that are read after the next optimizer step."""
+        self.run.cache.prefetch([query for part in queries.values() for query in part])
+
+    def read(self, queries: Mapping[str, Sequence[Query]]) -> Logits:
+        """Return the LM's domain logits after the prompts of each domain."""
+        requests = [(part, self.domains[name].token_ids) for name, part in queries.items()]
+        return dict(zip(queries, self.run.cache.read(requests), strict=True))
+
+
+class RelationMap:
+    """W and b of a relation: of a folder, or fitted on the LM before training.
+
+    Callbacks of a run that ask for the same map share one fit.
+
+    Args:
+        owner: The callback's class, for messages.
+        folder: Folder of a linear map; None fits one.
+        ridge: Ridge of the fitted map, see `RidgeRequest`.
+        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
+    """
+
+    def __init__(self, owner: str, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
+        RidgeRequest(ridge, owner=owner)  # refuses a negative one
+        require(f"{owner}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
+        self.folder = folder
+        self.ridge = ridge
+        self.n_subjects = n_subjects
+
+    def announce(self, relation: MeasuredRelation) -> None:
+        """Announce what the map is fitted on, when all callbacks are opened."""
+        if self.folder is None:
+            layout = JointLayout.of_relation(relation.tokenized)
+            relation.run.announce(layout, self.n_subjects)
+
+    def fit(
+        self, relation: MeasuredRelation, ridge: Ridge | None = None
+    ) -> tuple[Tensor, Tensor, float]:
+        """Return W, b and the ridge that they are fitted with; `ridge` is None for the map's own.
+
+        The LM reads the prompts of all announced relations in one pass.
+        """
+        run = relation.run
+        tokenized = relation.tokenized
+        lm = run.cache.lm
+        layout = JointLayout.of_relation(tokenized)
+        if self.folder is not None:
+            linear_map = LinearMap.from_pretrained(self.folder, lm)
+            linear_map.check_domains(layout.domains.values(), lm)
+            warn_of_fit_subjects(self.folder, run.measured)
+        else:
+            ridge = self.ridge if ridge is None else ridge
+            key = tuple(layout.reads), ridge, self.n_subjects
+            if key not in run.maps:
+                subjects = run.fit_subjects(self.n_subjects)
+                run.maps[key] = fit_linear_map(lm, tokenized, subjects, ridge, run.reader())
+            linear_map = run.maps[key]
+        pair = tokenized.name
+        return linear_map.weight(pair), linear_map.bias(pair), linear_map.ridge[pair]
+
+
+def keep_readings(readings: Readings, edits: EditBatch, *logits: Logits) -> None:
+    """Keep what was read of independent edits after one of their steps."""
+    readings.setdefault(edits.step, []).append((edits.ids, list(logits)))
+
+
+def readings_by_step(readings: Readings) -> dict[int, tuple[list[int], list[Logits]]]:
+    """Return the edits of all ranks by their own step, and what was read, a row per edit."""
+    merged: Readings = {}
+    for of_rank in gather(readings):
+        for step, parts in of_rank.items():
+            merged.setdefault(step, []).extend(parts)
+    by_step = {}
+    for step, parts in sorted(merged.items()):
+        # Of an edit that is trained again, the last.
+        row_of = {edit: row for row, edit in enumerate(i for ids, _ in parts for i in ids)}
+        edits = sorted(row_of)
+        every = [concatenate(part) for part in zip(*(logits for _, logits in parts), strict=True)]
+        rows = [row_of[edit] for edit in edits]
+        by_step[step] = edits, [rows_of(logits, rows) for logits in every]
+    return by_step
+
+
+def check_subjects(subjects: Any, n_watch: int, owner: str) -> None:
+    """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
+    require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
+    if isinstance(subjects, str):
+        raise ConfigError(f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b].")
+    if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
+        raise ConfigError(
+            f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
+            f"{MIN_SUBJECTS}. Name more, or null to sample some."
+        )
