@@ -198,7 +198,6 @@ FREE = {
     "data.training_tokens",
     "data.edits_of_lm",
     "data.edits_file",
-    "data.texts_file",
     "data.texts",
     "data.knowledge_files",
     "data.batch_size",
