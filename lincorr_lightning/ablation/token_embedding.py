@@ -82,7 +82,7 @@ class TokenEmbedding:
     def info(self) -> dict[str, Any]:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         return {
-            "name_or_path": self.checkpoint.config.name_or_path,
+            "name_or_path": self.checkpoint.request.name_or_path,
             "dtype": dtype_name(self.weight.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.weight.numel(),
@@ -178,7 +178,7 @@ def _tensors(checkpoint: Checkpoint) -> _Tensors:
     A GGUF file has llama.cpp's names; an LM with an adapter is read whole, to merge it.
     """
     if checkpoint.adapter is not None:
-        in_stored_dtype = replace(checkpoint, config=replace(checkpoint.config, dtype="auto"))
+        in_stored_dtype = replace(checkpoint, request=replace(checkpoint.request, dtype="auto"))
         state = loading.read_model(in_stored_dtype, loading.read_config(checkpoint)).state_dict()
         return {name: partial(state.__getitem__, name) for name in state}
     if checkpoint.gguf_file is not None:

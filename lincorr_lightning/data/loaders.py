@@ -72,8 +72,8 @@ class ResumableLoader(DataLoader[Any]):
         # Not current_epoch, which a run resumed at the end of an epoch increments only later.
         loop: Any = None if trainer is None else trainer.fit_loop
         epoch = 0 if loop is None else loop.epoch_progress.current.processed
-        own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
-        super().__init__(dataset, **own | options)
+        defaults = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
+        super().__init__(dataset, **defaults | options)
 
     @property
     def _determined_by(self) -> dict[str, Any]:

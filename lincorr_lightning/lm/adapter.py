@@ -46,10 +46,13 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
             read: Any = set_peft_model_state_dict(wrapper, weights)
             # With another vocabulary, peft saves twice what was trained.
             has = [key for key in read.unexpected_keys if not _is_twin(key, weights)]
-            own = dict(wrapper.named_parameters(remove_duplicate=False))
-            known = {id(p) for name, p in own.items() if name not in read.missing_keys}
-            own = {name: p for name, p in own.items() if p.requires_grad and ".default" in name}
-            lacks += [name for name, p in own.items() if id(p) not in known]
+            parameters = dict(wrapper.named_parameters(remove_duplicate=False))
+            known = {id(p) for name, p in parameters.items() if name not in read.missing_keys}
+            lacks += [
+                name
+                for name, p in parameters.items()
+                if p.requires_grad and ".default" in name and id(p) not in known
+            ]
         except KeyError as error:  # of peft, which looks for modules_to_save itself
             lacks, has = [*lacks, *error.args], []
         if lacks or has:
@@ -76,9 +79,9 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
 
 
 def _is_twin(key: str, weights: dict[str, Tensor]) -> bool:
-    own = weights.get(key.replace(".default", ""), torch.empty(0))
-    others = (w for w in weights.values() if w is not own and _TWICE.search(key))
-    return any(torch.equal(own, w) for w in others)
+    weight = weights.get(key.replace(".default", ""), torch.empty(0))
+    others = (w for w in weights.values() if w is not weight and _TWICE.search(key))
+    return any(torch.equal(weight, other) for other in others)
 
 
 def _resize(model: Any, weights: dict[str, Tensor]) -> list[str]:

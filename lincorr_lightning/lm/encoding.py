@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import LanguageModelError, SubjectsError
-from lincorr_lightning.lm.loading import first_line
+from lincorr_lightning.errors import LanguageModelError, SubjectsError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,7 +139,7 @@ def chat_lead_in(tokenizer: "PreTrainedTokenizerBase", prefix: str) -> str:
     except Exception as error:  # templates raise errors of many types
         raise LanguageModelError(
             f"lm.chat_template is true, but the chat template of {tokenizer.name_or_path} cannot "
-            f"be used: {first_line(error)}. Set it to false, or name the tokenizer of an LM for "
+            f"be used: {one_line(error)}. Set it to false, or name the tokenizer of an LM for "
             "chats as lm.tokenizer."
         ) from error
     return starts.pop()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.errors import LanguageModelError, one_line
 from lincorr_lightning.lm.batching import oom_reason
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _N_PROBE_TOKENS = 16
-_MAX_REASON = 200  # characters
 _BLOCK = 256  # states that are multiplied at once, in float64 copies
 # In units of the differences of logits between prompts. A wrong position or attention to a later
 # token changes logits about as much as another prompt does; half precision by a few percent.
@@ -172,8 +171,8 @@ def logits_of_states(
         parts = [_rows_product(head, states, tokens).flatten() for states, tokens in domains]
         return torch.cat(parts).view(1, 1, -1)
 
-    made = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
-    for column, part in zip(columns, torch.split(made, [n * k for k in sizes]), strict=True):
+    flat = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
+    for column, part in zip(columns, torch.split(flat, [n * k for k in sizes]), strict=True):
         column.copy_(part.view(n, -1))
     return logits
 
@@ -225,10 +224,9 @@ def can_read_rows(
     except FAILURES as error:
         if oom_reason(error):
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
         raise LanguageModelError(
             f"{type(model).__name__} cannot be used: its forward pass fails on a short text "
-            f"({reason}). If lm.dtype is a half precision, float32 may work."
+            f"({one_line(error)}). If lm.dtype is a half precision, float32 may work."
         ) from error
     ids = torch.tensor([list(probe)] * len(last), device=model.device)
 

@@ -75,8 +75,6 @@ class LanguageModel(nn.Module):
     def _prepare(
         self, tokenizer: hf.PreTrainedTokenizerBase, model_config: hf.PreTrainedConfig, prefix: str
     ) -> None:
-        if not isinstance(prefix, str | None):
-            raise ConfigError(f"prefix is {prefix!r}; it must be a text.")
         self.tokenizer = tokenizer
         self.prompt_prefix, is_chat = prefix, self.config.chat_template
         #: Text before each prompt: the prefix, or the chat up to the assistant's turn.
@@ -382,8 +380,10 @@ class LanguageModel(nn.Module):
         subjects = list(zip(*domains, strict=True))
         if not self._test().by_rows:
             _, self.reads_prompts = self._plan(rows, subjects)
-            own = zip(domains, token_ids, strict=True)
-            parts = [self.logits_of_rows([rows[i] for i in each], ids) for each, ids in own]
+            parts = [
+                self.logits_of_rows([rows[i] for i in domain], tokens)
+                for domain, tokens in zip(domains, token_ids, strict=True)
+            ]
             return torch.cat(parts, dim=1)
         return self._logits(rows, domains, token_ids, self._last_states(rows, domains, subjects))
 
@@ -422,7 +422,7 @@ class LanguageModel(nn.Module):
         states = heads.States(len(rows), self.model.device)
         missing = cache.find(rows, states.keep) if cache else range(len(rows))
         wanted = set(missing)
-        new = [[i for i in own if i in wanted] for own in domains]
+        new = [[i for i in domain if i in wanted] for domain in domains]
         trees: list[PromptTree] = []
         if groups:
             of_groups = [[i for i in group if i in wanted] for group in groups]
@@ -475,8 +475,8 @@ class LanguageModel(nn.Module):
         With `tokens`, it is their logits, from those of the whole vocabulary.
         """
 
-        def forward(own: Sequence[int], batch: list[int]) -> None:
-            chosen = [own[i] for i in batch]
+        def forward(domain: Sequence[int], batch: list[int]) -> None:
+            chosen = [domain[i] for i in batch]
             ids, mask = self._encoder.pad([rows[i] for i in chosen])
             device = states.all.device
             ids, last = (heads.to_device(part, device) for part in (ids, mask.sum(1) - 1))
@@ -493,8 +493,8 @@ class LanguageModel(nn.Module):
                 # NaN spreads through a tree despite the mask: find the prompt that it comes from.
                 if not self._batches.max_over_ranks(not states.all.isfinite().all()):
                     return
-            for own in domains:
-                self.in_batches([len(rows[i]) for i in own], partial(forward, own))
+            for domain in domains:
+                self.in_batches([len(rows[i]) for i in domain], partial(forward, domain))
 
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not used."""
@@ -574,8 +574,8 @@ class LanguageModel(nn.Module):
         """Return whether another LM with this tokenizer has the same logits, up to rounding."""
         probe, tokens = self._encoder.probe(), heads.probe_tokens(self.vocab_size)
         rows = [probe[: n + 1] for n in range(len(probe))]
-        own, others = (lm.logits_of_rows(rows, tokens) for lm in (self, other))
-        return heads.are_same(others, own, self.dtype)
+        logits, expected = (lm.logits_of_rows(rows, tokens) for lm in (other, self))
+        return heads.are_same(logits, expected, self.dtype)
 
     # -- identity ----------------------------------------------------------------------------
 

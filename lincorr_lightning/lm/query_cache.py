@@ -118,13 +118,13 @@ class QueryCache:
     def exchange(self, model: PreTrainedModel) -> None:
         """Read another LM with the same tokenizer, which has taken the place of this one."""
         if model is not self.lm.model:
-            own = self.lm.config
+            config = self.lm.config
             self.lm = LanguageModel.from_module(
                 model,
                 self.lm.tokenizer,
                 self.lm.prompt_prefix,
-                add_bos=own.add_bos,
-                chat_template=own.chat_template,
+                add_bos=config.add_bos,
+                chat_template=config.chat_template,
             )
             self._forget()
 
@@ -146,13 +146,13 @@ class QueryCache:
             for query in due:
                 del self._prefetched[query]
             self._logits |= zip(missing, self._evaluate(list(missing)), strict=True)
-        found = []
+        logits_of_requests = []
         for queries, tokens in requests:
             columns = [self._columns[token] for token in tokens]
             none = torch.zeros(0, len(columns), dtype=torch.float64)
             logits = [self._logits[query][columns] for query in queries]
-            found.append(torch.stack(logits) if logits else none)
-        return found
+            logits_of_requests.append(torch.stack(logits) if logits else none)
+        return logits_of_requests
 
     def _evaluate(self, queries: Sequence[Query]) -> Tensor:
         new = [q.prompt for q in dict.fromkeys(queries) if q.prompt not in self._rows]

@@ -115,7 +115,7 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
         ("e.jsonl", "\n \n", "has no edit"),
         ("e.csv", "subject,reference\na,b\n", "line 2: no edit .* fields subject, reference. Name"),
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-        ("e.txt", GOOD, r"e.txt is no file of edits\. .* \.parquet, \.xlsx\."),
+        ("e.txt", GOOD, r"e.txt is no file of edits\. .* \.csv, \.tsv\."),
     ],
 )
 def test_a_bad_line_is_named(file_of, name, text, message):

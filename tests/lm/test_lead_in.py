@@ -102,11 +102,6 @@ def str_config(folder: Path) -> LMConfig:
     return LMConfig(str(folder))
 
 
-def test_what_the_user_says_without_a_prefix() -> None:
-    tokenizer = small_tokenizer(chat_template=CHAT)
-    assert chat_lead_in(tokenizer, "") == "<s> Complete the sentence. </s> saw "
-
-
 def test_an_empty_thought_is_part_of_the_turn() -> None:
     """Qwen3 writes one before the last answer, which is then without a thought."""
     tokenizer = small_tokenizer(chat_template=CHAT.replace("'saw '", "'saw <think></think> '"))
@@ -139,11 +134,6 @@ def test_templates_that_cannot_be_used(template: str | None, reason: str) -> Non
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(LanguageModelError, match=r"add_bos is False, but with lm\.chat_template"):
         LMConfig(chat_template=True, add_bos=False)
-
-
-def test_a_prefix_that_is_no_text(small_lm: str) -> None:
-    with pytest.raises(ConfigError, match="prefix is 5; it must be a text"):
-        LanguageModel(LMConfig(small_lm), prefix=5)  # type: ignore[arg-type]
 
 
 def test_one_chat_of_two_lms(small_lm: str, make_lm: Any, tmp_path: Path) -> None:
