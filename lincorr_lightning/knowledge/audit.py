@@ -76,7 +76,8 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("dropped, why", overflow="fold")
     for domain in domains:
-        knowledge, n_labels = domain.knowledge, Counter(domain.completeness)
+        knowledge = domain.knowledge
+        n_labels = Counter(domain.completeness)
         row = (
             knowledge.name,
             knowledge.language,

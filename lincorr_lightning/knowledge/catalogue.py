@@ -98,7 +98,8 @@ class Catalogue(dict[str, Knowledge]):
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
         if source.alike not in (None, target.kind):
             return {}
-        answers, facts = frozenset(target.canonical), self._facts_of(source).items()
+        answers = frozenset(target.canonical)
+        facts = self._facts_of(source).items()
         known = {name: answers & {*by_kind.get(target.kind, ())} for name, by_kind in facts}
         return {name: right for name, right in known.items() if right}
 

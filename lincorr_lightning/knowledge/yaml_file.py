@@ -106,7 +106,8 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
         reason = f"is not valid {form} ({' '.join(str(problem).split())})"
         fail(origin, f"line {line}" if line else "", reason)
     none = yaml.ScalarNode(f"{_TAG}null", "")
-    root, nothing = _Value(origin, "", node or none), _Value(origin, "-", none)
+    root = _Value(origin, "", node or none)
+    nothing = _Value(origin, "-", none)
     if is_json:
         return _relation(root)
     parts = root.mapping(_TOP_LEVEL_KEYS)
@@ -314,7 +315,8 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
             if name in owners:
                 reason = f"{name!r} is already taken by {owners[name]}; choose another name"
                 fail(file.origin, "name" if file.samples else f"knowledge.{name}", reason)
-            entries[name], owners[name] = entry, file.origin
+            entries[name] = entry
+            owners[name] = file.origin
     for source, target in permutations((file for file in files if file.samples), 2):
         _join(source, target, entities)
     for kind, members in entities.items():
@@ -326,7 +328,8 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
 
 def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]) -> None:
     """Add as facts of a relation's objects those that another one gives the same subjects."""
-    (kind,), (other,) = source.entities, target.entities
+    (kind,) = source.entities
+    (other,) = target.entities
     known: dict[str, list[str]] = {}
     for subject, text in target.samples:
         known.setdefault(subject, []).append(text)

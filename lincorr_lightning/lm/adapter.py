@@ -54,7 +54,8 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
                 if p.requires_grad and ".default" in name and id(p) not in known
             ]
         except KeyError as error:  # of peft, which looks for modules_to_save itself
-            lacks, has = [*lacks, *error.args], []
+            lacks = [*lacks, *error.args]
+            has = []
         if lacks or has:
             keys = [key.replace(".default", "") for key in lacks or has]
             raise LanguageModelError(
@@ -86,7 +87,8 @@ def _is_twin(key: str, weights: dict[str, Tensor]) -> bool:
 
 def _resize(model: Any, weights: dict[str, Tensor]) -> list[str]:
     """Give an LM as many tokens as a saved embedding; return names of weights that are missing."""
-    embedding, head = model.get_input_embeddings(), head_of(model)
+    embedding = model.get_input_embeddings()
+    head = head_of(model)
     names = {part: f"base_model.model.{name}.weight" for name, part in model.named_modules()}
     # As an adapted layer saves them.
     weights = {re.sub(r"(\.token_adapter)?\.base_layer", "", key): w for key, w in weights.items()}

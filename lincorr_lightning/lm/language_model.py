@@ -76,7 +76,8 @@ class LanguageModel(nn.Module):
         self, tokenizer: hf.PreTrainedTokenizerBase, model_config: hf.PreTrainedConfig, prefix: str
     ) -> None:
         self.tokenizer = tokenizer
-        self.prompt_prefix, is_chat = prefix, self.config.chat_template
+        self.prompt_prefix = prefix
+        is_chat = self.config.chat_template
         #: Text before each prompt: the prefix, or the chat up to the assistant's turn.
         self.lead_in = chat_lead_in(tokenizer, prefix) if is_chat else prefix or ""
         self._model_config = model_config
@@ -91,8 +92,9 @@ class LanguageModel(nn.Module):
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
-        folder, gib = self.config.state_cache, self.config.state_cache_gib
-        self.state_cache = None if folder is None else StateCache(folder, gib)
+        self.state_cache: StateCache | None = None
+        if self.config.state_cache is not None:
+            self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
@@ -299,7 +301,8 @@ class LanguageModel(nn.Module):
 
         They are those in the whole vocabulary; float64, on the CPU.
         """
-        rows, every = self.rows(prompts), torch.arange(self.vocab_size)
+        rows = self.rows(prompts)
+        every = torch.arange(self.vocab_size)
         probabilities = torch.empty(token_ids.shape, dtype=torch.float64)
 
         def forward(batch: list[int]) -> None:
@@ -375,7 +378,8 @@ class LanguageModel(nn.Module):
         logits are ``(n_subjects, n_labels of all domains)``, float64, on the LM's device. Errors
         are those of `domain_logits`, and of required prefix sharing that is not supported.
         """
-        rows, n = self.rows(list(chain.from_iterable(prompts))), len(prompts[0])
+        rows = self.rows(list(chain.from_iterable(prompts)))
+        n = len(prompts[0])
         domains = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
         subjects = list(zip(*domains, strict=True))
         if not self._test().by_rows:
@@ -538,7 +542,8 @@ class LanguageModel(nn.Module):
         widens = self.dtype in modes.HALF_PRECISIONS and self._may_widen
         kind: tuple[type, bool] = type(heads.head_of(self.model)), widens
         if kind not in self._tested:
-            probe, size = self._encoder.probe(), self.vocab_size
+            probe = self._encoder.probe()
+            size = self.vocab_size
             dtype = torch.float32 if widens else self.dtype
             with self._reading(), modes.float32_forward(self.model) if widens else nullcontext():
                 by_rows = heads.can_read_rows(self.model, probe, size, dtype)
@@ -553,14 +558,16 @@ class LanguageModel(nn.Module):
         return self._tested[kind]
 
     def _is_product(self, probe: Sequence[int]) -> bool:
-        ids, model = torch.tensor([list(probe)], device=self.model.device), self.model
-        states = heads.read_states(model, ids, torch.arange(len(probe)))
+        ids = torch.tensor([list(probe)], device=self.model.device)
+        states = heads.read_states(self.model, ids, torch.arange(len(probe)))
         parts = [(states, heads.probe_tokens(self.vocab_size))]
-        return torch.equal(*(heads.logits_of_states(model, parts, way) for way in (True, False)))
+        by_product, by_model = (heads.logits_of_states(self.model, parts, b) for b in (True, False))
+        return torch.equal(by_product, by_model)
 
     def _casts_to_head(self, probe: Sequence[int]) -> bool:
         seen: list[torch.dtype] = []
-        head, ids = heads.head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
+        head = heads.head_of(self.model)
+        ids = torch.tensor([list(probe)], device=self.model.device)
         assert head is not None
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
         try:
@@ -572,7 +579,8 @@ class LanguageModel(nn.Module):
 
     def has_logits_of(self, other: LanguageModel) -> bool:
         """Return whether another LM with this tokenizer has the same logits, up to rounding."""
-        probe, tokens = self._encoder.probe(), heads.probe_tokens(self.vocab_size)
+        probe = self._encoder.probe()
+        tokens = heads.probe_tokens(self.vocab_size)
         rows = [probe[: n + 1] for n in range(len(probe))]
         logits, expected = (lm.logits_of_rows(rows, tokens) for lm in (other, self))
         return heads.are_same(logits, expected, self.dtype)

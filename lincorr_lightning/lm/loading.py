@@ -156,9 +156,9 @@ def _locate(request: LMConfig, what: str) -> Checkpoint:
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
         raise LanguageModelError(
-            f"{what} {name} {why}. Pass as lm.name_or_path a folder with config.json, tokenizer "
-            f"and weights, a .gguf file, {TINY_WORLD}, or a hub id such as "
-            "openai-community/gpt2; as lm.adapter the folder or hub id of a peft adapter, or null."
+            f"{what} {name} {why}. Pass a folder with config.json, tokenizer and weights, a .gguf "
+            f"file, {TINY_WORLD}, or a hub id such as openai-community/gpt2; as lm.name_or_path an "
+            "LM or a peft adapter that names its LM, as lm.adapter another adapter."
         )
     return Checkpoint(request, name, is_folder=False, is_online=_is_hub_online(request))
 
@@ -214,7 +214,8 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
     except Exception as error:  # transformers' readers raise errors of many types
         message = f"{what} of {checkpoint} cannot be read: {one_line(error)}. {hint}"
         if not checkpoint.is_folder and not checkpoint.is_online:
-            name, adapter = checkpoint.location, checkpoint.adapter
+            name = checkpoint.location
+            adapter = checkpoint.adapter
             whose = f", the base of {adapter.location}," if adapter else ""
             message = (
                 f"{name}{whose} is not a folder, and as a hub id it is not among earlier downloads "
@@ -271,14 +272,16 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Read the tokenizer: that of ``lm.tokenizer``, the adapter's, or the checkpoint's own."""
-    name, adapter = checkpoint.request.tokenizer, checkpoint.adapter
+    name = checkpoint.request.tokenizer
+    adapter = checkpoint.adapter
     if name is None:
         return _read_tokenizer(adapter if adapter and file_of(adapter, _TOKENIZER) else checkpoint)
     alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
     request = replace(checkpoint.request, name_or_path=name, **alone)
     tokenizer = _read_tokenizer(find_checkpoint(request, "the tokenizer"))
     vocabulary = tokenizer.get_vocab()
-    size, largest = len(vocabulary), max(vocabulary.values())
+    size = len(vocabulary)
+    largest = max(vocabulary.values())
     vocab_size = int(read_config(checkpoint, must_be_causal=False).get_text_config().vocab_size)
     why = f"it has {size:,} tokens with ids up to {largest}, and the LM has {vocab_size:,} tokens"
     fits = largest < vocab_size and size >= _MIN_USED_FRACTION * vocab_size
@@ -377,7 +380,13 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     from transformers import AutoModelForCausalLM, GgufConfig
 
     if checkpoint.adapter is not None:
-        return _merged(read_model(replace(checkpoint, adapter=None), config), checkpoint.adapter)
+        base = replace(checkpoint, adapter=None)
+        if checkpoint.gguf_file is None and hasattr(config, "quantization_config"):
+            raise LanguageModelError(
+                f"the weights of {base} are quantized, so that no adapter can be merged into them. "
+                "Pass the LM from before the quantization as lm.name_or_path."
+            )
+        return _merged(read_model(base, config), checkpoint.adapter)
     options = checkpoint.options | {"dtype": checkpoint.request.dtype}
     if attention := checkpoint.request.attn_implementation:
         options["attn_implementation"] = attention
@@ -404,7 +413,8 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     _check_layers(checkpoint, model, info["unexpected_keys"])
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
-        model.hf_quantizer, model.is_quantized = None, False
+        model.hf_quantizer = None
+        model.is_quantized = False
         model.config.__dict__.pop("quantization_config", None)
     return model
 
@@ -436,7 +446,8 @@ def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterab
         numbered = re.match(r"(.*?)\.(\d+)\.", key)
         if numbered is None:
             continue
-        stack, number = numbered[1], int(numbered[2])
+        stack = numbered[1]
+        number = int(numbered[2])
         sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{stack}")]
         if sizes and number >= sizes[0] + n_further:
             raise LanguageModelError(

@@ -81,7 +81,8 @@ def float32_forward(model: "PreTrainedModel", skip: nn.Module | None = None) -> 
             parameter = widened.pop()
             parameter.data = originals.pop(parameter)
 
-    handles, head = [], head_of(model)
+    handles = []
+    head = head_of(model)
     for module in _units(model, skip):
         half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
         # Some LMs round states to the dtype of their head before they call it.

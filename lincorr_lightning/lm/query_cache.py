@@ -49,7 +49,9 @@ class QueryCache:
         adapter_context: AdapterContext | None = None,
         holder: nn.Module | None = None,
     ) -> None:
-        self.lm, self._adapter_context, self._holder = lm, adapter_context, holder
+        self.lm = lm
+        self._adapter_context = adapter_context
+        self._holder = holder
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, int] = {}
@@ -85,7 +87,8 @@ class QueryCache:
 
     def start_pause(self, weights_changed: bool = False) -> None:
         """Start a pause of the training; the weights are compared unless known to have changed."""
-        self._pause, self._is_checked = self._pause + 1, False
+        self._pause += 1
+        self._is_checked = False
         if weights_changed:
             self._forget()
 
@@ -106,7 +109,8 @@ class QueryCache:
             # All ranks that share an LM read it together, or none does.
             if self.lm.any_rank(not same or adapters != self._adapters):
                 self._forget()
-                self._sums, self._adapters = sums, adapters
+                self._sums = sums
+                self._adapters = adapters
             self._is_checked = True
         return self._version
 

@@ -526,7 +526,7 @@ def test_a_row_that_lacks_the_fields_is_skipped_and_shown(
         ),
         ("e.jsonl", b'[\n{"subject": "a", "answer": "b"}]', r"line 1: no JSON .* \.json file"),
         ("e.tsv", b"subject\tanswer\na\tb\tc\n", r"line 2: more fields .* those with a '\\t'"),
-        ("e.csv", b"\x00\x01\x02", "e.csv cannot be read"),
+        ("e.csv", b"\x00\x01\x02", "e.csv has no edit"),
         ("e.pkl", b"", r"e\.pkl is no file of edits\. Name one of"),
         ("e", b"", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],

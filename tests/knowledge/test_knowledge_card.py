@@ -70,7 +70,7 @@ def test_every_tokenizer_of_the_card_accounts_for_every_answer(committed):
     ways = {name: len(knowledge.answers) for name, knowledge in catalogue.items()}
     families = [rows for rows in committed.values() if "simile" in next(iter(rows.values()))]
     assert len(families) == 1
-    assert list(families[0]) == list(script.TOKENIZERS), REGENERATE
+    assert list(families[0]) == list(script.NAMES["tokenizers"]), REGENERATE
     for row in families[0].values():
         for family, cell in list(row.items())[1:]:
             counts = [int(count.replace(",", "")) for count in cell.split(" / ")]

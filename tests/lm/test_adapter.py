@@ -260,6 +260,16 @@ def test_resized_vocabulary_that_is_trained(
         LanguageModel.from_pretrained(str(tmp_path / "adapter"))
 
 
+def test_quantized_base(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path) -> None:
+    """Rounding again would change the numbers."""
+    shutil.copytree(lm_folder("llama"), tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    method = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": method}))
+    with pytest.raises(LanguageModelError, match="before the quantization"):
+        LanguageModel.from_pretrained(str(tmp_path / "base"), adapter=str(made[0]))
+
+
 def test_other_readers_of_names(lm_folder: Folder, tmp_path: Path, capsys: Any) -> None:
     """The audit reads the tokenizer, the ablation the embedding in its stored precision."""
     adapter = tmp_path / "adapter"
