@@ -55,14 +55,14 @@ def batch_edges(trainer: Any, n: int, batch_size: int, *, least: int = 1) -> lis
     return [round(Fraction(i * n, n_batches)) for i in range(n_batches + 1)]
 
 
-def gather(own: T) -> list[T]:
+def gather(value: T) -> list[T]:
     """Return what each rank passes, in the order of ranks; all ranks must call it."""
     from torch import distributed  # here: reports are made without torch
 
     if not (distributed.is_available() and distributed.is_initialized()):
-        return [own]
+        return [value]
     gathered: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, own)
+    distributed.all_gather_object(gathered, value)
     return gathered
 
 

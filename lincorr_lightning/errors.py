@@ -8,6 +8,8 @@ import math
 import operator
 from collections.abc import Sequence
 
+_MAX_LENGTH = 400  # characters of an error of another library
+
 
 class LincorrError(Exception):
     """Base class of all errors that this package raises on purpose."""
@@ -92,6 +94,12 @@ def listed(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
     """Return the first names for a message, and how many more there are; ``nothing`` for none."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return separator.join(names[:most]) + more or "nothing"
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error of a library in one line, its type first, without a final period."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text[:_MAX_LENGTH].rstrip(".: ")
 
 
 def require_one_of(name: str, value: str, options: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ class Numbers:
         """Return the tables; that of the grid has a script of its own."""
         probes = [Table.of(name, getattr(self, name), PairScores) for name in PROBES]
         return [
-            *(replace(table, words=BASELINES) for table in probes),
+            *probes,
             Table.of("edits", self.edits, Outcomes),
             Table.of("forecasts", self.forecasts, Forecasts),
             Table.of("gradients", self.gradients, Gradients),
@@ -246,6 +246,7 @@ def findings_of(numbers: Numbers) -> list[list[str]]:
 def documented(tables: list[Table]) -> dict[str, str]:
     """Return what documents show of the tables, by their markers."""
     pairs, _, _, edits, forecasts, of_gradients, of_vocabulary, findings = tables
+    pairs = replace(pairs, frame=pairs.frame.replace({"best": BASELINES}))
     return {
         "findings": findings.markdown(),
         "real_precision": common.shown(

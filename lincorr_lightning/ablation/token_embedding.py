@@ -64,7 +64,7 @@ class TokenEmbedding:
     def info(self) -> dict[str, Any]:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         return {
-            "name_or_path": self.checkpoint.config.name_or_path,
+            "name_or_path": self.checkpoint.request.name_or_path,
             "dtype": dtype_name(self.weight.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.weight.numel(),
@@ -171,8 +171,8 @@ def _read_with_transformers(
     """Read the LM whole: a GGUF file, a ``.bin`` of torch, or with the adapter to merge."""
     # The numbers of a GGUF file are dequantized to float32.
     is_gguf = checkpoint.gguf_file is not None
-    settings = replace(checkpoint.config, dtype="float32" if is_gguf else "auto")
-    lm: Any = loading.read_model(replace(checkpoint, config=settings), lm_config)
+    settings = replace(checkpoint.request, dtype="float32" if is_gguf else "auto")
+    lm: Any = loading.read_model(replace(checkpoint, request=settings), lm_config)
     weight: Tensor = lm.get_input_embeddings().weight
     key = next(name for name, parameter in lm.named_parameters() if parameter is weight)
     return key, weight.detach()

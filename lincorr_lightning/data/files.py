@@ -1,14 +1,12 @@
-"""Files that users name: rows of JSON, CSV or tables, texts, and subjects.
+"""Files that users name: rows of JSON or CSV, texts, and subjects.
 
-They are in UTF-8, or in UTF-16. Every error is a `SubjectsError` that names the file and, if there
-is one, the line.
+They are in UTF-8. Every error is a `SubjectsError` that names the file and, if there is one, the
+line.
 """
 
 import csv
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,6 +18,7 @@ from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
 
 SUFFIXES = (".txt", ".jsonl", ".csv")
+_ROW_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 
 
 class Text(NamedTuple):
@@ -33,16 +32,11 @@ class Text(NamedTuple):
 def _lines(path: Path, what: str) -> Iterator[str]:
     """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
     try:
-        with regular_file(path).open("rb") as binary:
-            start = binary.read(2)
-        encoding = {0: "utf-16-be", 1: "utf-16-le"}.get(start.find(b"\0"), "utf-8-sig")
-        encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else encoding
-        with path.open(encoding=encoding) as file:
+        with regular_file(path).open(encoding="utf-8-sig") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
-        hint = f" If it is in cp1252, `iconv -f cp1252 -t utf-8 {path.name} > NEW` converts it."
-        hint = "" if isinstance(error, OSError) else hint
-        raise SubjectsError(f"the {what} in {path} cannot be read: {error}.{hint}") from error
+        way_out = "" if isinstance(error, OSError) else " Save it in UTF-8."
+        raise SubjectsError(f"the {what} in {path} cannot be read: {error}.{way_out}") from error
 
 
 def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
@@ -69,89 +63,67 @@ def read_subjects(path: str | Path, setting: str = "data.subjects_file") -> list
 def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Yield file and row, for messages, and the content of each row, whose fields are unchecked.
 
-    A ``.jsonl`` file has an object per line, a ``.json`` file a list of them or the same; a header
-    of ``.csv`` or ``.tsv`` must have the columns `needed`; pandas reads ``.parquet`` and ``.xlsx``.
+    A ``.jsonl`` file has an object per line, a ``.json`` file a list of them; a header of ``.csv``
+    or ``.tsv``, separated by commas, semicolons or tabs, must have the columns `needed`.
     """
-    path, csv_rows = Path(path), partial(_csv_rows, needed=needed)
-    readers: dict[str, Any] = {
-        ".jsonl": _json_lines,
-        ".json": _json_rows,
-        ".csv": csv_rows,
-        ".tsv": csv_rows,
-        ".parquet": _frame_rows,
-        ".xlsx": _frame_rows,
-    }
-    if (reader := readers.get(path.suffix.lower())) is None:
-        raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(readers)}.")
-    return reader(path, what)
+    path = Path(path)
+    match path.suffix.lower():
+        case ".jsonl":
+            return _json_lines(path, what)
+        case ".json":
+            return _json_rows(path, what)
+        case ".csv" | ".tsv":
+            return _csv_rows(path, what, needed)
+    raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(_ROW_SUFFIXES)}.")
 
 
 def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
-    for number, (where, line) in enumerate(_filled_lines(path, what)):
-        if number == 0 and line[0] == "[" and path.suffix.lower() == ".jsonl":
-            raise SubjectsError(f"{where}: a list. Rename the file to .json, which may hold one.")
+    for where, line in _filled_lines(path, what):
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SubjectsError(f"{where}: no JSON ({error}). Write an object per line.") from error
+            raise SubjectsError(
+                f"{where}: no JSON ({error}). Write an object per line; a list of objects is a "
+                ".json file."
+            ) from error
 
 
 def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     try:
         rows = json.loads("".join(_lines(path, what)))
     except (ValueError, RecursionError) as error:
-        if str(error).startswith("Extra data"):
-            yield from _json_lines(path, what)
-            return
-        raise SubjectsError(f"{path}: no JSON ({error}). Write a list of objects.") from error
+        raise SubjectsError(
+            f"{path}: no JSON ({error}). Write a list of objects; an object per line is a .jsonl "
+            "file."
+        ) from error
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
-        yield f"{path}, row {number}", row
-
-
-def _frame_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
-    import pandas
-
-    is_sheet = path.suffix.lower() == ".xlsx"
-    package = "openpyxl" if is_sheet else "pyarrow"
-    read: Any = pandas.read_excel if is_sheet else pandas.read_parquet
-    options = {"dtype": str, "keep_default_na": False, "engine": package} if is_sheet else {}
-    try:
-        with regular_file(path).open("rb") as file:
-            text = read(file, **options).to_json(orient="records")
-    except Exception as error:  # of many kinds
-        why = f"read by pandas: {' '.join(str(error).split()).rstrip('.')}. Is it complete? Save it"
-        if isinstance(error, ImportError):
-            why = f"read without {package}. Run `pip install {package}`, or save the file"
-        raise SubjectsError(f"the {what} in {path} cannot be {why} as .csv or .jsonl.") from error
-    for number, row in enumerate(json.loads(text), 2 if is_sheet else 1):
         yield f"{path}, row {number}", row
 
 
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     lines = _lines(path, what)
-    header, first = next(lines, ""), 0
-    delimiter = max("\t,;|" if path.suffix.lower() == ".tsv" else ",;\t|", key=header.count)
-    if named := re.match('"?sep=(.)', header):  # as Excel writes it
-        header, first, delimiter = next(lines, ""), 1, named[1]
-    options: Any = {"delimiter": delimiter, "strict": True, "skipinitialspace": True}
-    reader = csv.DictReader(chain([header], lines), **options)
-    good = 0
+    header = next(lines, "")
+    delimiter = max("\t,;" if path.suffix.lower() == ".tsv" else ",;\t", key=header.count)
+    reader = csv.DictReader(
+        chain([header], lines), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
+    last_line = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         if missing := [name for name in needed if name not in reader.fieldnames]:
-            raise SubjectsError(f"{path}, line {first + 1}: the header lacks {', '.join(missing)}.")
-        good = reader.line_num
+            raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
+        last_line = reader.line_num
         for entry in reader:
-            where = f"{path}, line {first + reader.line_num}"
+            where = f"{path}, line {reader.line_num}"
             if None in entry:
                 raise SubjectsError(
                     f"{where}: more fields than in the header. Quote those with a {delimiter!r}."
                 )
-            good = reader.line_num
+            last_line = reader.line_num
             yield where, entry
     except csv.Error as error:
         raise SubjectsError(
-            f"{path}, line {first + good + 1}: this is not CSV ({error}). Check its double quotes."
+            f"{path}, line {last_line + 1}: this is not CSV ({error}). Check its double quotes."
         ) from error
 
 

@@ -68,12 +68,13 @@ class ResumableLoader(DataLoader[Any]):
     def __init__(
         self, dataset: Dataset[Any], trainer: L.Trainer | None = None, **options: Any
     ) -> None:
-        self.trainer, self._steps = trainer, cast(Any, dataset)
+        self.trainer = trainer
+        self._steps = cast(Any, dataset)
         # Not current_epoch, which a run resumed at the end of an epoch increments only later.
         loop: Any = None if trainer is None else trainer.fit_loop
         epoch = 0 if loop is None else loop.epoch_progress.current.processed
-        own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
-        super().__init__(dataset, **own | options)
+        defaults = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
+        super().__init__(dataset, **defaults | options)
 
     @property
     def _determined_by(self) -> dict[str, Any]:
@@ -84,17 +85,20 @@ class ResumableLoader(DataLoader[Any]):
         assert self.trainer is not None, "a loader without a Trainer counts no steps"
         loop: Any = self.trainer.fit_loop
         epochs = loop.epoch_progress.current
-        epoch, done = epochs.processed, 0
+        epoch = epochs.processed
+        done = 0
         if epochs.processed < epochs.started:
             # A step whose weights are updated is done, though callbacks may still work on it.
             done = loop.epoch_loop.batch_progress.current.processed
             if done >= self.trainer.num_training_batches:
-                epoch, done = epoch + 1, 0
+                epoch += 1
+                done = 0
         return {"epoch": epoch, "done": done, "determined_by": self._determined_by}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the steps that are done; `CheckpointError` if they would differ."""
-        epoch, done = int(state_dict["epoch"]), int(state_dict["done"])
+        epoch = int(state_dict["epoch"])
+        done = int(state_dict["done"])
         if done:  # else some data would be trained twice or not at all
             require_same(state_dict["determined_by"], self._determined_by)
         if isinstance(self.sampler, _ResumableSampler):

@@ -92,10 +92,14 @@ class SubjectsDataModule(StudyData):
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         require_one_of("data.test_on", test_on, ("held_out", "all"))
         self.save_hyperparameters(ignore=["lm"])
-        self.n_subjects, self.words_per_subject = n_subjects, words_per_subject
+        self.n_subjects = n_subjects
+        self.words_per_subject = words_per_subject
         self.subject_kind: SubjectKind = subject_kind
-        self.fit_fraction, self.batch_size, self.seed = fit_fraction, batch_size, seed
-        self.test_on, self.subjects_file = test_on, subjects_file
+        self.fit_fraction = fit_fraction
+        self.batch_size = batch_size
+        self.seed = seed
+        self.test_on = test_on
+        self.subjects_file = subjects_file
         self.predict_subjects = predict_subjects
         self.halves: dict[Half, list[str]] = {}
 
@@ -127,7 +131,8 @@ class SubjectsDataModule(StudyData):
             order = np.random.default_rng(self.seed).permutation(len(subjects))[:n]
             return [subjects[i] for i in order]
         tokenizer = self.language_model.tokenizer
-        words, kind = self.words_per_subject, self.subject_kind
+        words = self.words_per_subject
+        kind = self.subject_kind
         if n is None:
             n = min(10_000, count_subjects(tokenizer, words, kind))  # the paper's number at most
         return sample_subjects(tokenizer, n, words, self.seed, kind)

@@ -196,15 +196,22 @@ class TextsDataModule(StudyData):
             n_texts=1,
             eval_batch_size=1,
         )
-        self.n_tokens, self.batch_tokens = n_tokens, batch_tokens
+        self.n_tokens = n_tokens
+        self.batch_tokens = batch_tokens
         self._make_blocks = partial(
             TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
         )
-        self.max_length, self.seed = max_length, seed
-        self.texts, self.key, self.sample_by = texts, key, sample_by
-        self.knowledge, self.knowledge_files = knowledge, knowledge_files
-        self.skip_tokens, self.eval_batch_size = skip_tokens, eval_batch_size
-        self.n_held_out, self.n_texts = n_held_out, n_held_out if n_texts is None else n_texts
+        self.max_length = max_length
+        self.seed = seed
+        self.texts = texts
+        self.key = key
+        self.sample_by = sample_by
+        self.knowledge = knowledge
+        self.knowledge_files = knowledge_files
+        self.skip_tokens = skip_tokens
+        self.eval_batch_size = eval_batch_size
+        self.n_held_out = n_held_out
+        self.n_texts = n_held_out if n_texts is None else n_texts
         self.training_tokens = training_tokens or 0
         self.n_skipped = 0
         self._rows: list[list[int]] = []
@@ -212,10 +219,11 @@ class TextsDataModule(StudyData):
 
     def setup(self, stage: str | None = None) -> None:
         """Read and tokenize the texts, the same on every rank."""
-        trains, skip = stage in (None, "fit"), self.skip_tokens
+        trains = stage in (None, "fit")
+        skip = self.skip_tokens
         self.n_skipped = len(self.language_model.prefix) if skip is None else skip
-        texts, n = self._find_texts(self.knowledge), self.n_held_out if trains else self.n_texts
-        held_out, others = self._split(texts, n)
+        texts = self._find_texts(self.knowledge)
+        held_out, others = self._split(texts, self.n_held_out if trains else self.n_texts)
         self._held_out = [row for row in self._tokenize(held_out) if len(row) > self.n_skipped + 1]
         if not self._held_out:
             raise SubjectsError(
@@ -284,8 +292,9 @@ class TextsDataModule(StudyData):
 
     def blocks(self, rank: int = 0, n_shards: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
-        rows, n_tokens = self._rows, self.n_tokens
-        return self._make_blocks(rows, self.n_skipped, n_tokens, rank=rank, n_shards=n_shards)
+        return self._make_blocks(
+            self._rows, self.n_skipped, self.n_tokens, rank=rank, n_shards=n_shards
+        )
 
     def train_dataloader(self) -> ResumableLoader:
         shard = data_shard(self.trainer)
@@ -293,9 +302,9 @@ class TextsDataModule(StudyData):
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
         """Return a loader of the held-out texts, those of similar length together."""
-        rows, size = sorted(self._held_out, key=len), self.eval_batch_size
-        starts = range(0, len(rows), size)
-        batches = [pad_rows(rows[start : start + size], self.n_skipped) for start in starts]
+        size = self.eval_batch_size
+        rows = sorted(self._held_out, key=len)
+        batches = [pad_rows(rows[i : i + size], self.n_skipped) for i in range(0, len(rows), size)]
         return make_loader(batches, self.trainer)
 
     def test_dataloader(self) -> DataLoader[TokenRows] | list[DataLoader[Any]]:

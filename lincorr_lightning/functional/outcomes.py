@@ -34,7 +34,7 @@ def outcome_shares(outcomes: Sequence[str]) -> dict[str, float | None]:
         {'generalized': 0.25, 'hallucinated': 0.0, 'unchanged': 0.75}
     """
     n = len(outcomes)
-    return {one.value: outcomes.count(one) / n if n else None for one in Outcome}
+    return {outcome.value: outcomes.count(outcome) / n if n else None for outcome in Outcome}
 
 
 def macro_mean(values: Sequence[float], groups: Sequence[Hashable]) -> float:
@@ -59,9 +59,9 @@ def reference_scores(
     scores = {"constant": max(counts.values(), default=0) / len(outcomes) if outcomes else nan}
     judged = [pair for pair in zip(outcomes, references, strict=True) if pair[1]]
     groups = [frozenset(reference) for _, reference in judged]
-    for one in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
-        hits = [float(outcome == one) for outcome, _ in judged]
-        scores[f"macro_{one}"] = macro_mean(hits, groups)
+    for counted in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
+        hits = [float(outcome == counted) for outcome, _ in judged]
+        scores[f"macro_{counted}"] = macro_mean(hits, groups)
     return scores
 
 

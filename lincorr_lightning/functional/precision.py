@@ -70,7 +70,9 @@ def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
 
 def _random_rates(right: Tensor) -> HitRates:
     n_right = right[right.any(-1)].sum(-1).double()
-    n_wrong, miss, rates = right.shape[-1] - n_right, torch.ones_like(n_right), []
+    n_wrong = right.shape[-1] - n_right
+    miss = torch.ones_like(n_right)
+    rates = []
     for drawn in range(max(HIT_RANKS)):
         miss = miss * ((n_wrong - drawn) / max(right.shape[-1] - drawn, 1)).clamp(min=0)
         if drawn + 1 in HIT_RANKS:
@@ -92,9 +94,9 @@ def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRate
         >>> influenced.rates.tolist(), influencing.rates.tolist()
         ([0.5, 1.0, 1.0], [1.0, 1.0, 1.0])
     """
-    both = (weight, reference_mask), (weight.mT, reference_mask.T)
-    influenced, influencing = (
-        HitRates(is_hit(*one).double().mean(-1).movedim(0, -1), int(one[1].any(0).sum()))
-        for one in both
-    )
-    return influenced, influencing
+
+    def rates(weight: Tensor, right: Tensor) -> HitRates:
+        hits = is_hit(weight, right).double().mean(-1).movedim(0, -1)
+        return HitRates(hits, int(right.any(0).sum()))
+
+    return rates(weight, reference_mask), rates(weight.mT, reference_mask.T)

@@ -64,7 +64,8 @@ def adjust_for_many(p: Tensor) -> Tensor:
     """
     adjusted = torch.full_like(p, torch.nan, dtype=torch.float64)
     values = p[~p.isnan()].double().cpu().numpy()
-    order, rank = values.argsort(), np.arange(1, len(values) + 1)
+    order = values.argsort()
+    rank = np.arange(1, len(values) + 1)
     at_ranks = values[order] * (len(values) / rank) * (1 / rank).sum()
     # No test has a higher value than one with a higher p.
     values[order] = np.minimum.accumulate(at_ranks[::-1])[::-1].clip(max=1)
@@ -117,7 +118,8 @@ def partial_correlation(
     left = torch.linalg.matrix_norm(rest_fit[:n, :n], 2)
     rtol = 16 * n * torch.finfo(rest_fit.dtype).eps * float(largest / left.clamp(min=1e-300))
     weight = LeastSquares(rest_fit[:n, :n], rest_fit[:n, n:], rtol).weight(ridge)
-    remaining, whole = rest.diagonal()[n:], test.square[y]
+    remaining = rest.diagonal()[n:]
+    whole = test.square[y]
     gone = test.constant[y] | (remaining <= 1e-12 * whole)
     parts = rest[:n, :n], rest[:n, n:], remaining, gone
     r = correlation.labelwise_pearson_from_moments(weight, *parts)

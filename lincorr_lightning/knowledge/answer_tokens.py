@@ -47,13 +47,15 @@ def answer_tokens(
     head, *rows = tokenizer(texts, **options)["input_ids"]
     tokens: list[list[int] | None] = []
     for answer, text, ids in zip(knowledge.answers, texts[1:], rows, strict=True):
-        own = None
+        after_prompt = None
         if ids[: len(head)] == head:
-            own = ids[len(head) :]
+            after_prompt = ids[len(head) :]
         elif tokenizer.is_fast:  # offsets take time, and few answers need them
             offsets = tokenizer(text, return_offsets_mapping=True, **options)["offset_mapping"]
-            own = _tokens_after(offsets, ids, len(prompt), len(gap))
-        tokens.append(own if own or gap else _tokens_alone(head, answer.text, tokenizer))
+            after_prompt = _tokens_after(offsets, ids, len(prompt), len(gap))
+        if not (after_prompt or gap):
+            after_prompt = _tokens_alone(head, answer.text, tokenizer)
+        tokens.append(after_prompt)
     return tokens
 
 

@@ -41,6 +41,7 @@ def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
     the answer of ``X*2`` for X = 1.5); source answers whose target answer is not a whole number
     from 0 to 10 are left out.
     """
-    solve, operand = _OPERATIONS[source[1]][1], int(source[2:])
+    solve = _OPERATIONS[source[1]][1]
+    operand = int(source[2:])
     results = {n: calculate(target, solve(Fraction(n), operand)) for n in NUMBERS}
     return {str(n): frozenset({str(x)}) for n, x in results.items() if x in NUMBERS}

@@ -76,7 +76,8 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("dropped, why", overflow="fold")
     for domain in domains:
-        knowledge, n_labels = domain.knowledge, Counter(domain.completeness)
+        knowledge = domain.knowledge
+        n_labels = Counter(domain.completeness)
         row = (
             knowledge.name,
             knowledge.language,
@@ -100,8 +101,8 @@ def audit_details(domain: Domain) -> Table:
         table.add_column(heading, justify="right" if heading == "id" else "left")
     for label in domain.labels:
         answers = ", ".join(
-            one.text + (f" ({one.identity})" if one.text != one.identity else "")
-            for one in label.answers
+            answer.text + (f" ({answer.identity})" if answer.text != answer.identity else "")
+            for answer in label.answers
         )
         cells = label.text, str(label.token_id), str(label.completeness), answers
         table.add_row(*map(escape, cells))

@@ -73,8 +73,8 @@ class Catalogue(dict[str, Knowledge]):
         """
         selected: dict[str, Knowledge] = {}
         for name in split_names(names):
-            members = [one for one in self.values() if name in ("all", one.family, one.name)]
-            selected |= {one.name: one for one in members or [self[name]]}
+            members = [each for each in self.values() if name in ("all", each.family, each.name)]
+            selected |= {each.name: each for each in members or [self[name]]}
         return list(selected.values())
 
     def _reference(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]] | None:
@@ -84,7 +84,7 @@ class Catalogue(dict[str, Knowledge]):
             return arithmetic_reference(source.name, target.name)
         reference = self._facts_between(source, target)
         # One prompt in two languages, such as ``city`` and ``city_es``.
-        prompts = {one.name.removesuffix(f"_{one.language}") for one in (source, target)}
+        prompts = {each.name.removesuffix(f"_{each.language}") for each in (source, target)}
         is_translation = len(prompts) == 1 and source.language != target.language
         if not reference and is_translation and source.kind == target.kind:
             shared = (name for name in source.canonical if name in target.canonical)
@@ -98,7 +98,8 @@ class Catalogue(dict[str, Knowledge]):
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
         if source.alike not in (None, target.kind):
             return {}
-        answers, facts = frozenset(target.canonical), self._facts_of(source).items()
+        answers = frozenset(target.canonical)
+        facts = self._facts_of(source).items()
         known = {name: answers & {*by_kind.get(target.kind, ())} for name, by_kind in facts}
         return {name: right for name, right in known.items() if right}
 

@@ -3,11 +3,12 @@
 A file is accepted or refused as a whole. Every message has the form `file: key: reason`.
 """
 
+from __future__ import annotations
+
 import json
-import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import permutations
@@ -26,16 +27,10 @@ VERSION = 1  #: Version of the schema that this package reads.
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
 _REQUIRED_KEYS = ("family", "language", "answers")
-_PROMPT_KEYS = ("template", "templates", "paraphrases")
-_KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, *_PROMPT_KEYS, "space", "printed", "alike", "paper_size")
 _PROMPTS = ("prompt_templates_zs", "prompt_templates")
 _RELATION_KEYS = ("name", *_PROMPTS, "properties", "samples", "domain", "range")
 _SAMPLE_KEYS = ("subject", "object")
-_Keys = tuple[str, ...]
-_SURROGATES = re.compile(r"\\\\|(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)")  # no characters of YAML
-_log = logging.getLogger(__name__)
 _TAG = "tag:yaml.org,2002:"
-_JSON_TEXTS = ("JSON", "int"), ("JSON", "float")
 _KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
 
 
@@ -84,42 +79,42 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
     return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?"
 
 
-def _form(origin: str) -> str:
-    return "JSON" if origin.lower().endswith(".json") else "YAML"
+def _is_json(origin: str) -> bool:
+    return origin.lower().endswith(".json")
 
 
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     """Read and check a knowledge file or a relation of LRE; `merge_files` checks the references."""
     origin = str(path)
+    is_json = _is_json(origin)
     try:
         content = regular_file(path).read_bytes()
         text = content.decode(json.detect_encoding(content))
-        if _form(origin) == "JSON":
-            json.loads(text, parse_int=str)  # whose errors are of JSON
-            text = _SURROGATES.sub(lambda m: json.loads(f'"{m[1]}"') if m[1] else m[0], text)
+        if is_json:  # its numbers are texts; YAML has no characters written as surrogates
+            data = json.loads(text, parse_int=str, parse_float=str)
+            text = json.dumps(data, ensure_ascii=False)
         node = compose_yaml(text)
     except OSError as error:
-        inside = sorted(Path(path).glob("*.[jy]*")) if isinstance(error, IsADirectoryError) else []
-        hint = "; name its files, such as " * bool(inside) + ", ".join(f.name for f in inside[:8])
-        fail(origin, "", f"cannot be read as a knowledge file ({error.strerror}{hint})")
+        fail(origin, "", f"cannot be read as a knowledge file ({error.strerror})")
     except UnicodeDecodeError as error:
-        fail(origin, "", f"is not UTF-8 text ({error}); save it in UTF-8")
+        fail(origin, "", f"is not UTF-8 ({error.reason} at byte {error.start}); save it in UTF-8")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = getattr(error, "lineno", mark and mark.line + 1)
         problem = getattr(error, "problem", None) or getattr(error, "msg", error)
-        reason = f"is not valid {_form(origin)} ({' '.join(str(problem).split())})"
+        form = "JSON" if is_json else "YAML"
+        reason = f"is not valid {form} ({' '.join(str(problem).split())})"
         fail(origin, f"line {line}" if line else "", reason)
     none = yaml.ScalarNode(f"{_TAG}null", "")
-    root, nothing = _Value(origin, "", node or none), _Value(origin, "-", none)
-    has_version = root.kind == "mapping" and "version" in (key.value for key, _ in root.node.value)
-    if _form(origin) == "JSON" and not has_version:
+    root = _Value(origin, "", node or none)
+    nothing = _Value(origin, "-", none)
+    if is_json:
         return _relation(root)
-    parts = root.mapping("must be a mapping", _TOP_LEVEL_KEYS)
+    parts = root.mapping(_TOP_LEVEL_KEYS)
     if "version" not in parts or parts["version"].node.value != str(VERSION):
         root.fail(f"must be {VERSION}; write `version: {VERSION}`", "version")
-    kinds = parts.get("entities", nothing).mapping("must map kinds to entities", names=True)
-    entries = parts.get("knowledge", nothing).mapping("must map names to prompts", names=True)
+    kinds = parts.get("entities", nothing).mapping(are_names=True)
+    entries = parts.get("knowledge", nothing).mapping(are_names=True)
     return KnowledgeFile(
         origin=origin,
         source=parts["source"].text() if "source" in parts else "",
@@ -147,16 +142,16 @@ class _Value(NamedTuple):
         return self.node.tag == f"{_TAG}null" or not self.node.value
 
     def mapping(
-        self, reason: str, known: _Keys = (), needed: _Keys = (), *, names: bool = False
-    ) -> "dict[str, _Value]":
-        """Return the values of a mapping, none for null; else fail for the reason."""
+        self, known: Sequence[str] = (), needed: Sequence[str] = (), *, are_names: bool = False
+    ) -> dict[str, _Value]:
+        """Return the values of a mapping, none for null; refuse other keys than the known ones."""
         if self.is_empty and self.key:
             return {}
         if self.kind != "mapping":
-            self.fail(reason)
+            self.fail(f"must be a mapping{' with the keys ' * bool(known)}{', '.join(known)}")
         values = {}
         for key_node, node in self.node.value:
-            key = _Value(self.origin, self.key, key_node).text(is_name=names)
+            key = _Value(self.origin, self.key, key_node).text(is_name=are_names)
             if known and key not in known:
                 hint = suggest(key, known, f" Known: {', '.join(known)}.")
                 self.fail(f"unknown key.{hint}", key)
@@ -172,9 +167,10 @@ class _Value(NamedTuple):
             self.fail(f"must be a text, not a {self.kind}")
         value = self.node.value.strip() if strip else self.node.value
         meaning = self.node.tag.removeprefix(_TAG)
-        if meaning != "str" and (form := _form(self.origin), meaning) not in _JSON_TEXTS:
-            line = self.node.start_mark.line + 1
-            self.fail(f'{value} (line {line}) is a {meaning} in {form}; quote it: "{value}"')
+        if meaning != "str":
+            # JSON is composed from another text, without its lines.
+            line = "" if _is_json(self.origin) else f" (line {self.node.start_mark.line + 1})"
+            self.fail(f'{value}{line} is a {meaning}; quote it: "{value}"')
         if not value or value != value.strip() or "\n" in value:
             self.fail(f"{value!r} is empty, or has space around it or a line break in it")
         if is_name and (forbidden := re.search(r"->|[.,\"'\[\]{}\s]", value)):
@@ -192,6 +188,13 @@ class _Value(NamedTuple):
                 self.fail(f"{text!r} is listed twice")
         return texts
 
+    def number(self) -> int:
+        """Return a whole number."""
+        text = str(self.node.value)
+        if not re.fullmatch(r"\d{1,9}", text):
+            self.fail("must be a whole number")
+        return int(text)
+
     def choice(self, known: tuple[str, ...]) -> str:
         """Return a text that is one of some."""
         text = str(self.node.value) if self.kind == "text" else f"a {self.kind}"
@@ -200,7 +203,7 @@ class _Value(NamedTuple):
         return text
 
 
-def _entities(kind: str, value: "_Value") -> dict[str, Entity]:
+def _entities(kind: str, value: _Value) -> dict[str, Entity]:
     if kind in (*LANGUAGES, KIND):
         value.fail("is the name of a language or of a computed kind; choose another name")
     if value.is_empty:
@@ -208,19 +211,15 @@ def _entities(kind: str, value: "_Value") -> dict[str, Entity]:
     if value.kind == "list":
         return {identity: Entity(identity, value.origin) for identity in value.texts()}
     entities = {}
-    reason = "must be a list of names or a mapping from name to facts"
-    for identity, body in value.mapping(reason).items():
-        parts = body.mapping("must be a mapping of names by language and facts by kind")
+    for identity, body in value.mapping().items():
+        parts = body.mapping()
         texts = {key: part.texts() for key, part in parts.items()}
         names = {key: texts.pop(key) for key in LANGUAGES if key in texts}
         entities[identity] = Entity(identity, value.origin, names, facts=texts)
     return entities
 
 
-def _prompts(value: "_Value", *, strip: bool = False) -> tuple[str, ...]:
-    for item in value.node.value if value.kind == "list" else [value.node]:
-        if str(item.value).endswith(" ") and not strip:
-            value.fail(f"{item.value!r} ends in a space; the space belongs to the answer")
+def _prompts(value: _Value, *, strip: bool = False) -> tuple[str, ...]:
     prompts = value.texts(strip=strip)
     for prompt in prompts:
         if prompt.count("{}") != 1:
@@ -228,61 +227,60 @@ def _prompts(value: "_Value", *, strip: bool = False) -> tuple[str, ...]:
     return prompts
 
 
-def _entry(name: str, value: "_Value") -> Knowledge:
+# Attribute of `Knowledge` and reader of each key that is not part of its prompts or answers.
+_ATTRIBUTES: dict[str, tuple[str, Callable[[_Value], Any]]] = {
+    "family": ("family", lambda value: value.choice(FAMILIES)),
+    "language": ("language", lambda value: value.choice(LANGUAGES)),
+    "space": ("leading_space", lambda value: value.choice(("true", "false")) == "true"),
+    "printed": ("printed_template", _Value.text),
+    "alike": ("alike", _Value.text),
+    "paper_size": ("paper_size", _Value.number),
+    "paraphrases": ("paraphrases", _prompts),
+}
+_KNOWLEDGE_KEYS = (*_ATTRIBUTES, "template", "templates", "answers")
+
+
+def _entry(name: str, value: _Value) -> Knowledge:
     if name in (*FAMILIES, "all"):
         value.fail("is the name of a family and cannot name a kind of knowledge")
-    reason = f"must be a mapping with template, {', '.join(_REQUIRED_KEYS)}"
-    parts = value.mapping(reason, _KNOWLEDGE_KEYS, _REQUIRED_KEYS)
+    parts = value.mapping(_KNOWLEDGE_KEYS, _REQUIRED_KEYS)
     prompts = [parts[key] for key in ("template", "templates") if key in parts]
     if len(prompts) != 1:
         reason = "stands beside templates; keep one" if prompts else "is missing; or give templates"
         value.fail(reason, "template")
-    answers, language = parts["answers"], parts["language"].choice(LANGUAGES)
     template, *more = _prompts(prompts[0])
-    paraphrases = _prompts(parts["paraphrases"]) if "paraphrases" in parts else ()
-    for again in {template, *more}.intersection(paraphrases):
-        parts["paraphrases"].fail(f"{again!r} is a template already; leave it out here")
+    attributes = {key: read(parts[k]) for k, (key, read) in _ATTRIBUTES.items() if k in parts}
+    answers = parts["answers"]
     if answers.is_empty:
         answers.fail("the domain is empty; name a kind or list the answers")
     listed = answers.texts() if answers.kind == "list" else ()
-    spaced = language not in schema.UNSPACED_LANGUAGES
-    if "space" in parts:
-        spaced = parts["space"].choice(("true", "false")) == "true"
-    paper_size = str(parts["paper_size"].node.value) if "paper_size" in parts else "0"
-    if not re.fullmatch(r"\d{1,9}", paper_size):
-        parts["paper_size"].fail("must be a whole number")
+    spaced = attributes["language"] not in schema.UNSPACED_LANGUAGES
     return Knowledge(
         name=name,
-        family=parts["family"].choice(FAMILIES),
-        language=language,
         template=template,
         more_templates=tuple(more),
-        paraphrases=paraphrases,
         # Listed answers share no entity with any kind: a kind's name contains no space.
         kind=f"answers of {name}" if listed else answers.text(),
         answers=tuple(Answer(text, text) for text in listed),
-        leading_space=spaced,
-        printed_template=parts["printed"].text() if "printed" in parts else None,
-        alike=parts["alike"].text() if "alike" in parts else None,
-        paper_size=int(paper_size) or None,
+        **{"leading_space": spaced} | attributes,
     )
 
 
-def _relation(root: "_Value") -> KnowledgeFile:
+def _relation(root: _Value) -> KnowledgeFile:
     """Return a relation of LRE (Hernandez et al., 2024) as knowledge, with objects as answers."""
-    reason = f"must be a mapping with the keys {', '.join(_RELATION_KEYS)}"
-    parts = root.mapping(reason, _RELATION_KEYS, ("name", "samples"))
-    prompts = [one for one in map(parts.get, _PROMPTS) if one is not None and not one.is_empty]
+    parts = root.mapping(_RELATION_KEYS, ("name", "samples"))
+    prompts = [parts[key] for key in _PROMPTS if key in parts and not parts[key].is_empty]
     if not prompts:
         root.fail("is missing", _PROMPTS[0])
     template, *more = _prompts(prompts[0], strip=True)
-    name, rows, samples = re.sub(r"\W+", "_", parts["name"].text()), parts["samples"], []
+    name = re.sub(r"\W+", "_", parts["name"].text())
+    rows = parts["samples"]
     if rows.kind != "list" or rows.is_empty:
-        reason = "must be a list of samples, each with a subject and an object"
-        rows.fail(f"is empty; it {reason}" if rows.kind == "list" else reason)
+        rows.fail("must be a list of samples, each with a subject and an object")
+    samples = []
     for i, node in enumerate(rows.node.value):
         row = _Value(root.origin, f"samples.{i}", node)
-        sample = row.mapping("must have a subject and an object", _SAMPLE_KEYS, _SAMPLE_KEYS)
+        sample = row.mapping(_SAMPLE_KEYS, _SAMPLE_KEYS)
         samples.append((sample["subject"].text(strip=True), sample["object"].text(strip=True)))
     kind = f"objects of {name}"  # shared with no other file: a kind's name contains no space
     knowledge = Knowledge(name, "attribute", "en", template, kind, (), more_templates=tuple(more))
@@ -317,7 +315,8 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
             if name in owners:
                 reason = f"{name!r} is already taken by {owners[name]}; choose another name"
                 fail(file.origin, "name" if file.samples else f"knowledge.{name}", reason)
-            entries[name], owners[name] = entry, file.origin
+            entries[name] = entry
+            owners[name] = file.origin
     for source, target in permutations((file for file in files if file.samples), 2):
         _join(source, target, entities)
     for kind, members in entities.items():
@@ -329,13 +328,11 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
 
 def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]) -> None:
     """Add as facts of a relation's objects those that another one gives the same subjects."""
-    (kind,), (other,) = source.entities, target.entities
+    (kind,) = source.entities
+    (other,) = target.entities
     known: dict[str, list[str]] = {}
     for subject, text in target.samples:
         known.setdefault(subject, []).append(text)
-    subjects = {subject for subject, _ in source.samples}
-    if 0 < (n := len(subjects & known.keys())) < (n_all := len(subjects)):
-        _log.warning("%s: %d of its %d subjects are in %s", source.origin, n, n_all, target.origin)
     for subject, text in source.samples:
         facts = entities[kind][text].facts
         texts = dict.fromkeys([*facts.get(other, ()), *known.get(subject, ())])
@@ -367,10 +364,10 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
             hint = suggest(entry.kind, entities)
             fail(origin, answers, f"there is no kind {entry.kind!r}.{hint}")
         named = ((name, each.texts(entry.language)) for name, each in members.items())
-        found = tuple(Answer(name, text) for name, texts in named for text in texts)
-        if not found:
+        named_answers = tuple(Answer(name, text) for name, texts in named for text in texts)
+        if not named_answers:
             fail(origin, answers, f"is empty: no {entry.kind} has a name under {entry.language!r}")
-        entry = replace(entry, answers=found)
+        entry = replace(entry, answers=named_answers)
     # An LM cannot tell entities apart that read alike; spellings of one would count as two answers.
     first_with: dict[str, Answer] = {}
     for answer in entry.answers:

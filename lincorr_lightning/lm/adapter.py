@@ -46,12 +46,16 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
             read: Any = set_peft_model_state_dict(wrapper, weights)
             # With another vocabulary, peft saves twice what was trained.
             has = [key for key in read.unexpected_keys if not _is_twin(key, weights)]
-            own = dict(wrapper.named_parameters(remove_duplicate=False))
-            known = {id(p) for name, p in own.items() if name not in read.missing_keys}
-            own = {name: p for name, p in own.items() if p.requires_grad and ".default" in name}
-            lacks += [name for name, p in own.items() if id(p) not in known]
+            parameters = dict(wrapper.named_parameters(remove_duplicate=False))
+            known = {id(p) for name, p in parameters.items() if name not in read.missing_keys}
+            lacks += [
+                name
+                for name, p in parameters.items()
+                if p.requires_grad and ".default" in name and id(p) not in known
+            ]
         except KeyError as error:  # of peft, which looks for modules_to_save itself
-            lacks, has = [*lacks, *error.args], []
+            lacks = [*lacks, *error.args]
+            has = []
         if lacks or has:
             keys = [key.replace(".default", "") for key in lacks or has]
             raise LanguageModelError(
@@ -76,14 +80,15 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
 
 
 def _is_twin(key: str, weights: dict[str, Tensor]) -> bool:
-    own = weights.get(key.replace(".default", ""), torch.empty(0))
-    others = (w for w in weights.values() if w is not own and _TWICE.search(key))
-    return any(torch.equal(own, w) for w in others)
+    weight = weights.get(key.replace(".default", ""), torch.empty(0))
+    others = (w for w in weights.values() if w is not weight and _TWICE.search(key))
+    return any(torch.equal(weight, other) for other in others)
 
 
 def _resize(model: Any, weights: dict[str, Tensor]) -> list[str]:
     """Give an LM as many tokens as a saved embedding; return names of weights that are missing."""
-    embedding, head = model.get_input_embeddings(), head_of(model)
+    embedding = model.get_input_embeddings()
+    head = head_of(model)
     names = {part: f"base_model.model.{name}.weight" for name, part in model.named_modules()}
     # As an adapted layer saves them.
     weights = {re.sub(r"(\.token_adapter)?\.base_layer", "", key): w for key, w in weights.items()}

@@ -7,7 +7,8 @@ from lincorr_lightning.errors import LanguageModelError, require, require_one_of
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-TINY_WORLD, TINY_WORLD_EDITED = "tiny-world", "tiny-world-edited"
+TINY_WORLD = "tiny-world"
+TINY_WORLD_EDITED = "tiny-world-edited"
 """Names of the LM that comes with the package, and of a peft adapter with edits of it."""
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import LanguageModelError, SubjectsError
-from lincorr_lightning.lm.loading import first_line
+from lincorr_lightning.errors import LanguageModelError, SubjectsError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +47,8 @@ class PromptEncoder:
         is_chat: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
-        self.lead_in, self.is_chat = lead_in, is_chat
+        self.lead_in = lead_in
+        self.is_chat = is_chat
         self.vocab_size = vocab_size
         self.max_length = max_length
         bos = tokenizer.bos_token_id
@@ -121,29 +121,27 @@ def chat_lead_in(tokenizer: "PreTrainedTokenizerBase", prefix: str) -> str:
     A `LanguageModelError` if there is no template, or it fails, or changes the assistant's text.
     """
     request = {"role": "user", "content": prefix or _REQUEST}
-    starts = set()
-    try:
-        if tokenizer.chat_template is None:
-            raise ValueError("there is none")
-        for answer in _ANSWERS:
-            turns = [request, {"role": "assistant", "content": answer}]
-            chat = str(tokenizer.apply_chat_template(turns, tokenize=False))
-            if answer not in chat:
-                raise ValueError(
-                    "it does not write the assistant's text as it is, or takes no text"
-                )
-            starts.add(chat.rpartition(answer)[0])
-        if len(starts) > 1 or not all(starts):
-            raise ValueError(
-                "what it writes before the assistant's text is nothing, or changes with it or time"
-            )
-    except Exception as error:  # templates raise errors of many types
-        raise LanguageModelError(
-            f"lm.chat_template is true, but the chat template of {tokenizer.name_or_path} cannot "
-            f"be used: {first_line(error)}. Set it to false, or name the tokenizer of an LM for "
-            "chats as lm.tokenizer."
-        ) from error
-    return starts.pop()
+    why = "there is none"
+    starts: set[str] = set()
+    if tokenizer.chat_template is not None:
+        why = (
+            "it does not write the assistant's text as it is, or what it writes before that is "
+            "nothing, or changes with it or time"
+        )
+        try:
+            for answer in _ANSWERS:
+                turns = [request, {"role": "assistant", "content": answer}]
+                chat = str(tokenizer.apply_chat_template(turns, tokenize=False))
+                starts.add(chat.rpartition(answer)[0])  # empty without the answer
+        except Exception as error:  # templates raise errors of many types
+            starts.clear()
+            why = one_line(error)
+    if len(starts) == 1 and all(starts):
+        return starts.pop()
+    raise LanguageModelError(
+        f"lm.chat_template is true, but the chat template of {tokenizer.name_or_path} cannot be "
+        f"used: {why}. Set it to false, or name the tokenizer of an LM for chats as lm.tokenizer."
+    )
 
 
 def _own_prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:

@@ -18,7 +18,8 @@ from lincorr_lightning.lm.modes import reading
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_N_ROWS, _N_TOKENS = 3, 5  # of a forward pass that shows what a layer gets
+_N_ROWS = 3  # of a forward pass that shows what a layer gets
+_N_TOKENS = 5
 _N_COLUMNS = 16  # of its output that are compared
 _ROUNDING = 0.02  # of half precision, relative
 _UNUSED = "a forward pass does not use it"

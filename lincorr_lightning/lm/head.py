@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.errors import LanguageModelError, one_line
 from lincorr_lightning.lm.batching import oom_reason
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _N_PROBE_TOKENS = 16
-_MAX_REASON = 200  # characters
 _BLOCK = 256  # states that are multiplied at once, in float64 copies
 # In units of the differences of logits between prompts. A wrong position or attention to a later
 # token changes logits about as much as another prompt does; half precision by a few percent.
-_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
+_TOLERANCE = 1e-3
+_HALF_TOLERANCE = 0.1
 _LEAST_SPREAD = 1e-2  # of the logits: prompts may happen to have the same
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 """What the forward of an LM raises where it does not take an argument."""
@@ -81,7 +81,9 @@ def read_logits(
 
         logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
         return logits.view(len(last), len(token_ids)).double()
-    rows, length, keep = torch.arange(len(last)), input_ids.shape[1], {}
+    rows = torch.arange(len(last))
+    length = input_ids.shape[1]
+    keep = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keep["logits_to_keep"] = length - int(last.min())
     logits = call_model(model, input_ids, keep, attention_mask=attention_mask).logits
@@ -140,7 +142,8 @@ class States:
 
     def keep(self, indices: Sequence[int], states: Tensor) -> None:
         """Take the states after some prompts."""
-        n, device = len(self.all), self.all.device
+        n = len(self.all)
+        device = self.all.device
         if not self.all.shape[1]:
             self.all = torch.empty(n, states.shape[1], dtype=states.dtype, device=device)
         self.all[to_device(torch.tensor(indices), device)] = states.to(device)
@@ -156,7 +159,9 @@ def logits_of_states(
     more than the product with the head's rows, or the head is sharded, the LM makes them, in one
     forward pass of one token. The bits do not depend on how the states were read.
     """
-    sizes, device, n = [len(tokens) for _, tokens in domains], model.device, len(domains[0][0])
+    sizes = [len(tokens) for _, tokens in domains]
+    device = model.device
+    n = len(domains[0][0])
     logits = torch.empty(n, sum(sizes), dtype=torch.float64, device=device)
     columns = torch.split(logits, sizes, dim=1)
     head = head_of(model)
@@ -172,8 +177,8 @@ def logits_of_states(
         parts = [_rows_product(head, states, tokens).flatten() for states, tokens in domains]
         return torch.cat(parts).view(1, 1, -1)
 
-    made = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
-    for column, part in zip(columns, torch.split(made, [n * k for k in sizes]), strict=True):
+    flat = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
+    for column, part in zip(columns, torch.split(flat, [n * k for k in sizes]), strict=True):
         column.copy_(part.view(n, -1))
     return logits
 
@@ -225,10 +230,9 @@ def can_read_rows(
     except FAILURES as error:
         if oom_reason(error):
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
         raise LanguageModelError(
             f"{type(model).__name__} cannot be used: its forward pass fails on a short text "
-            f"({reason}). If lm.dtype is a half precision, float32 may work."
+            f"({one_line(error)}). If lm.dtype is a half precision, float32 may work."
         ) from error
     ids = torch.tensor([list(probe)] * len(last), device=model.device)
 

@@ -75,10 +75,9 @@ class LanguageModel(nn.Module):
     def _prepare(
         self, tokenizer: hf.PreTrainedTokenizerBase, model_config: hf.PreTrainedConfig, prefix: str
     ) -> None:
-        if not isinstance(prefix, str | None):
-            raise ConfigError(f"prefix is {prefix!r}; it must be a text.")
         self.tokenizer = tokenizer
-        self.prompt_prefix, is_chat = prefix, self.config.chat_template
+        self.prompt_prefix = prefix
+        is_chat = self.config.chat_template
         #: Text before each prompt: the prefix, or the chat up to the assistant's turn.
         self.lead_in = chat_lead_in(tokenizer, prefix) if is_chat else prefix or ""
         self._model_config = model_config
@@ -93,8 +92,9 @@ class LanguageModel(nn.Module):
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
-        folder, gib = self.config.state_cache, self.config.state_cache_gib
-        self.state_cache = None if folder is None else StateCache(folder, gib)
+        self.state_cache: StateCache | None = None
+        if self.config.state_cache is not None:
+            self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
@@ -301,7 +301,8 @@ class LanguageModel(nn.Module):
 
         They are those in the whole vocabulary; float64, on the CPU.
         """
-        rows, every = self.rows(prompts), torch.arange(self.vocab_size)
+        rows = self.rows(prompts)
+        every = torch.arange(self.vocab_size)
         probabilities = torch.empty(token_ids.shape, dtype=torch.float64)
 
         def forward(batch: list[int]) -> None:
@@ -377,13 +378,16 @@ class LanguageModel(nn.Module):
         logits are ``(n_subjects, n_labels of all domains)``, float64, on the LM's device. Errors
         are those of `domain_logits`, and of required prefix sharing that is not supported.
         """
-        rows, n = self.rows(list(chain.from_iterable(prompts))), len(prompts[0])
+        rows = self.rows(list(chain.from_iterable(prompts)))
+        n = len(prompts[0])
         domains = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
         subjects = list(zip(*domains, strict=True))
         if not self._test().by_rows:
             _, self.reads_prompts = self._plan(rows, subjects)
-            own = zip(domains, token_ids, strict=True)
-            parts = [self.logits_of_rows([rows[i] for i in each], ids) for each, ids in own]
+            parts = [
+                self.logits_of_rows([rows[i] for i in domain], tokens)
+                for domain, tokens in zip(domains, token_ids, strict=True)
+            ]
             return torch.cat(parts, dim=1)
         return self._logits(rows, domains, token_ids, self._last_states(rows, domains, subjects))
 
@@ -422,7 +426,7 @@ class LanguageModel(nn.Module):
         states = heads.States(len(rows), self.model.device)
         missing = cache.find(rows, states.keep) if cache else range(len(rows))
         wanted = set(missing)
-        new = [[i for i in own if i in wanted] for own in domains]
+        new = [[i for i in domain if i in wanted] for domain in domains]
         trees: list[PromptTree] = []
         if groups:
             of_groups = [[i for i in group if i in wanted] for group in groups]
@@ -475,8 +479,8 @@ class LanguageModel(nn.Module):
         With `tokens`, it is their logits, from those of the whole vocabulary.
         """
 
-        def forward(own: Sequence[int], batch: list[int]) -> None:
-            chosen = [own[i] for i in batch]
+        def forward(domain: Sequence[int], batch: list[int]) -> None:
+            chosen = [domain[i] for i in batch]
             ids, mask = self._encoder.pad([rows[i] for i in chosen])
             device = states.all.device
             ids, last = (heads.to_device(part, device) for part in (ids, mask.sum(1) - 1))
@@ -493,8 +497,8 @@ class LanguageModel(nn.Module):
                 # NaN spreads through a tree despite the mask: find the prompt that it comes from.
                 if not self._batches.max_over_ranks(not states.all.isfinite().all()):
                     return
-            for own in domains:
-                self.in_batches([len(rows[i]) for i in own], partial(forward, own))
+            for domain in domains:
+                self.in_batches([len(rows[i]) for i in domain], partial(forward, domain))
 
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not used."""
@@ -538,7 +542,8 @@ class LanguageModel(nn.Module):
         widens = self.dtype in modes.HALF_PRECISIONS and self._may_widen
         kind: tuple[type, bool] = type(heads.head_of(self.model)), widens
         if kind not in self._tested:
-            probe, size = self._encoder.probe(), self.vocab_size
+            probe = self._encoder.probe()
+            size = self.vocab_size
             dtype = torch.float32 if widens else self.dtype
             with self._reading(), modes.float32_forward(self.model) if widens else nullcontext():
                 by_rows = heads.can_read_rows(self.model, probe, size, dtype)
@@ -553,14 +558,16 @@ class LanguageModel(nn.Module):
         return self._tested[kind]
 
     def _is_product(self, probe: Sequence[int]) -> bool:
-        ids, model = torch.tensor([list(probe)], device=self.model.device), self.model
-        states = heads.read_states(model, ids, torch.arange(len(probe)))
+        ids = torch.tensor([list(probe)], device=self.model.device)
+        states = heads.read_states(self.model, ids, torch.arange(len(probe)))
         parts = [(states, heads.probe_tokens(self.vocab_size))]
-        return torch.equal(*(heads.logits_of_states(model, parts, way) for way in (True, False)))
+        by_product, by_model = (heads.logits_of_states(self.model, parts, b) for b in (True, False))
+        return torch.equal(by_product, by_model)
 
     def _casts_to_head(self, probe: Sequence[int]) -> bool:
         seen: list[torch.dtype] = []
-        head, ids = heads.head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
+        head = heads.head_of(self.model)
+        ids = torch.tensor([list(probe)], device=self.model.device)
         assert head is not None
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
         try:
@@ -572,10 +579,11 @@ class LanguageModel(nn.Module):
 
     def has_logits_of(self, other: LanguageModel) -> bool:
         """Return whether another LM with this tokenizer has the same logits, up to rounding."""
-        probe, tokens = self._encoder.probe(), heads.probe_tokens(self.vocab_size)
+        probe = self._encoder.probe()
+        tokens = heads.probe_tokens(self.vocab_size)
         rows = [probe[: n + 1] for n in range(len(probe))]
-        own, others = (lm.logits_of_rows(rows, tokens) for lm in (self, other))
-        return heads.are_same(others, own, self.dtype)
+        logits, expected = (lm.logits_of_rows(rows, tokens) for lm in (other, self))
+        return heads.are_same(logits, expected, self.dtype)
 
     # -- identity ----------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.errors import LanguageModelError, listed
+from lincorr_lightning.errors import LanguageModelError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
 
@@ -25,18 +25,12 @@ _log = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
+_LM_WEIGHTS = re.compile(r"(pytorch_)?model.*\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
 _NOT_OF_FILES = "trust_remote_code", "gguf_file"
-_MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
-_MAX_LOOPS = 16  # of layers that an LM runs several times
-_DEPTHS = re.compile(r'"(\w*(?:layers|n_layer|depth|blocks|stages))": (\d+)')
-_MAX_REASON = 400  # characters of a library's message
-# Dtypes of weights that are not quantized, as safetensors and torch name them.
-_STORED_DTYPES = "F64", "F32", "F16", "BF16"
-_TORCH_DTYPES = "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"
 _GENERIC_CLASSES = "TokenizersBackend", "PreTrainedTokenizerFast"
 _GENERIC_TYPES = "gpt2", "gpt_neox", "llama"  # whose tokenizers AutoTokenizer leaves generic
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
@@ -45,9 +39,9 @@ _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special t
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Location of a checkpoint."""
+    """Location of a checkpoint, as it was found for what a config requests."""
 
-    config: LMConfig
+    request: LMConfig
     location: str
     is_folder: bool = True
     is_online: bool = False
@@ -57,15 +51,15 @@ class Checkpoint:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments for ``from_pretrained``."""
-        options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
+        options: dict[str, Any] = {"trust_remote_code": self.request.trust_remote_code}
         if self.gguf_file is not None:
             options["gguf_file"] = self.gguf_file
         if self.is_folder:
             # Files that a folder lacks are not downloaded.
             return options | {"local_files_only": True}
         return options | {
-            "revision": self.config.revision,
-            "cache_dir": self.config.cache_dir,
+            "revision": self.request.revision,
+            "cache_dir": self.request.cache_dir,
             "local_files_only": not self.is_online,
         }
 
@@ -80,27 +74,24 @@ class Checkpoint:
         return f"the folder {self.location}" if self.is_folder else f"the hub id {self.location}"
 
 
-def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
+def find_checkpoint(request: LMConfig, what: str = "the LM") -> Checkpoint:
     """Resolve the name of an LM, or of a tokenizer; an existing folder comes before a hub id.
 
     The checkpoint of a peft adapter is that of its base.
     """
-    if config.adapter is not None:
-        alone = replace(config, name_or_path=config.adapter, adapter=None, revision=None)
-        found, adapter = _find(config, "the base LM"), _find(alone, "the adapter")
-        path = file_of(adapter, ADAPTER_CONFIG, is_needed=not file_of(adapter, "config.json"))
-        if path is None:
-            raise LanguageModelError(
-                f"{adapter} is an LM: it has no {ADAPTER_CONFIG}. Pass an adapter as lm.adapter."
-            )
-        _adapter_settings(path)
-        return replace(found, adapter=adapter)
-    found = _find(config, what)
-    path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
-    if path is None or (what != "the LM" and file_of(found, _TOKENIZER)):
-        return found
-    settings = _adapter_settings(path)
-    if not (name := str(settings.get("base_model_name_or_path") or "")):
+    if request.adapter is not None:
+        base = _locate(request, "the base LM")
+        alone = replace(request, name_or_path=request.adapter, adapter=None, revision=None)
+        adapter = _locate(alone, "the adapter")
+        _adapter_settings(adapter)
+        return replace(base, adapter=adapter)
+    checkpoint = _locate(request, what)
+    path = None if checkpoint.gguf_file is not None else file_of(checkpoint, ADAPTER_CONFIG)
+    if path is None or (what != "the LM" and file_of(checkpoint, _TOKENIZER)):
+        return checkpoint
+    settings = _adapter_settings(checkpoint)
+    name = str(settings.get("base_model_name_or_path") or "")
+    if not name:
         raise LanguageModelError(
             f"{path} names no LM. Pass it as lm.name_or_path, and the adapter as lm.adapter."
         )
@@ -108,8 +99,10 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
         name = str(path.parent / name)
     is_path = name == TINY_WORLD or Path(name).expanduser().exists()
     revision = None if is_path else settings.get("revision")
-    base = replace(config, name_or_path=name, revision=revision, adapter=found.location)
-    return replace(_find(base, f"the base LM (named in {path})"), adapter=found)
+    base_request = replace(
+        request, name_or_path=name, revision=revision, adapter=checkpoint.location
+    )
+    return replace(_locate(base_request, f"the base LM (named in {path})"), adapter=checkpoint)
 
 
 def file_of(checkpoint: Checkpoint, name: str, is_needed: bool = False) -> Path | None:
@@ -123,13 +116,13 @@ def file_of(checkpoint: Checkpoint, name: str, is_needed: bool = False) -> Path 
     return None if path is None else Path(path)
 
 
-def _adapter_settings(path: Path) -> dict[str, Any]:
+def _adapter_settings(adapter: Checkpoint) -> dict[str, Any]:
     """Return an ``adapter_config.json``; refuse an adapter that cannot be merged by its kind."""
     from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
-    settings = read_json(path, LanguageModelError, "Copy the adapter again.")
-    is_alora = bool(settings.get("alora_invocation_tokens"))
-    kind: Any = "LORA with alora_invocation_tokens" if is_alora else str(settings.get("peft_type"))
+    path = file_of(adapter, ADAPTER_CONFIG, is_needed=True)
+    settings = read_json(str(path), LanguageModelError, "Copy the adapter again.")
+    kind: Any = str(settings.get("peft_type"))
     if not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
         raise LanguageModelError(
             f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
@@ -140,93 +133,75 @@ def _adapter_settings(path: Path) -> dict[str, Any]:
     return settings | {"inference_mode": False, "megatron_config": None}
 
 
-def _find(config: LMConfig, what: str) -> Checkpoint:
-    name = config.name_or_path
-    own = files(__package__) / name.replace("-", "_")
-    path = Path(str(own) if name in (TINY_WORLD, TINY_WORLD_EDITED) else name).expanduser()
+def _locate(request: LMConfig, what: str) -> Checkpoint:
+    name = request.name_or_path
+    packaged = files(__package__) / name.replace("-", "_")
+    path = Path(str(packaged) if name in (TINY_WORLD, TINY_WORLD_EDITED) else name).expanduser()
     is_gguf = path.suffix.lower() == ".gguf"
     if path.is_dir() or (is_gguf and path.is_file()):
-        if config.revision is not None:
+        if request.revision is not None:
             raise LanguageModelError(
-                f"lm.revision is {config.revision!r}, but {path} is a path and has no revisions. "
+                f"lm.revision is {request.revision!r}, but {path} is a path and has no revisions. "
                 "Set lm.revision to null, or pass a hub id."
             )
         if path.is_dir():
             _check_folder(path, what)
-            return Checkpoint(config, str(path))
+            return Checkpoint(request, str(path))
         if find_spec("gguf") is None:
             raise LanguageModelError(
                 f"{path} is a GGUF file, and reading it needs the package gguf. Run `pip install "
                 "'lincorr-lightning[gguf]'`, or pass a Hugging Face checkpoint's folder."
             )
-        return Checkpoint(config, str(path.parent), gguf_file=path.name)
+        return Checkpoint(request, str(path.parent), gguf_file=path.name)
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
-        kinds = f"a checkpoint's config.json and tokenizer, a .gguf file, {TINY_WORLD}"
-        as_what = " as lm.name_or_path, and the adapter as lm.adapter" if "base" in what else ""
         raise LanguageModelError(
-            f"{what} {name} {why}. Pass {'its folder, or ' if path.is_file() else ''}a folder with "
-            f"{ADAPTER_CONFIG if what == 'the adapter' else kinds}, or a hub id such as "
-            f"openai-community/gpt2{as_what}."
+            f"{what} {name} {why}. Pass a folder with config.json, tokenizer and weights, a .gguf "
+            f"file, {TINY_WORLD}, or a hub id such as openai-community/gpt2; as lm.name_or_path an "
+            "LM or a peft adapter that names its LM, as lm.adapter another adapter."
         )
-    return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
+    return Checkpoint(request, name, is_folder=False, is_online=_is_hub_online(request))
 
 
 def _check_folder(folder: Path, what: str) -> None:
-    needed = {"the tokenizer": (), "the adapter": (ADAPTER_CONFIG,)}.get(what, ("config.json",))
     names = sorted(child.name for child in folder.iterdir())
     is_adapter = ADAPTER_CONFIG in names
-    if is_adapter and any(re.fullmatch(r"(pytorch_)?model.*\.(bin|safetensors)", n) for n in names):
+    if is_adapter and any(map(_LM_WEIGHTS.fullmatch, names)):
         raise LanguageModelError(
             f"the folder {folder} holds an LM and a peft adapter ({ADAPTER_CONFIG}). Move the "
             "adapter's files to another folder, which lm.adapter or lm.name_or_path may name."
         )
-    if not (set(needed) <= set(names) or (is_adapter and what == "the LM")):
-        gguf_files = [name for name in names if name.endswith(".gguf")]
-        kinds = needed[0], ADAPTER_CONFIG
-        inner = sorted({child.parent.name for n in kinds for child in folder.glob(f"*/{n}")})
-        hint = "Pass the folder that holds config.json, the tokenizer's files and the weights."
-        if is_adapter:
-            hint = "An adapter is not merged into another one: pass an LM, and one as lm.adapter."
-        elif inner or (gguf_files and what != "the adapter"):
-            hint = f"Did you mean {listed(inner or gguf_files)} in it?"
-        elif what == "the adapter":
-            hint = "Pass the LM as lm.name_or_path, and the folder of a peft adapter as lm.adapter."
-        raise LanguageModelError(
-            f"the folder {folder} of {what} has no {needed[0]} (it holds {listed(names)}). {hint}"
-        )
-    for path in sorted(folder.rglob("*")):
-        if path.exists() and not (path.is_file() or path.is_dir()):  # it could block a reader
-            raise LanguageModelError(f"{path} is a FIFO, a device or a socket, not a file.")
+    needed = ADAPTER_CONFIG if what == "the adapter" else "config.json"
+    if what == "the tokenizer" or needed in names or (is_adapter and what == "the LM"):
+        return
+    hint = (
+        "Pass the folder that holds config.json, the tokenizer's files and the weights as "
+        "lm.name_or_path, and that of a peft adapter as lm.adapter."
+    )
+    inside = [path.parent.name for path in folder.glob(f"*/{needed}")]
+    inside += [name for name in names if name.endswith(".gguf")]
+    if inside:
+        hint = f"Did you mean {listed(sorted(inside))} in it?"
+    raise LanguageModelError(
+        f"the folder {folder} of {what} has no {needed} (it holds {listed(names)}). {hint}"
+    )
 
 
-def _can_ask_hub(config: LMConfig) -> bool:
+def _is_hub_online(request: LMConfig) -> bool:
     """Check once whether the hub can be reached: each download would retry for twenty seconds."""
     from huggingface_hub import HfApi, constants, errors
 
-    if config.local_files_only or constants.HF_HUB_OFFLINE:
+    if request.local_files_only or constants.HF_HUB_OFFLINE:
         return False
     try:
-        HfApi().model_info(config.name_or_path, revision=config.revision, timeout=_HUB_TIMEOUT_S)
+        HfApi().model_info(request.name_or_path, revision=request.revision, timeout=_HUB_TIMEOUT_S)
     except errors.HfHubHTTPError:
         pass  # the hub answered; the download reports what is wrong with the name
     except Exception as error:  # depends on the HTTP library
         message = "The Hugging Face hub cannot be reached (%s); looking for %s among downloads."
-        _log.warning(message, error, config.name_or_path)
+        _log.warning(message, error, request.name_or_path)
         return False
     return True
-
-
-def first_line(error: BaseException) -> str:
-    """Return a reader's error in one line without a final period."""
-    if isinstance(error, (ArithmeticError, LookupError, TypeError, AttributeError)):
-        return "it has a value that is impossible or missing"
-    if "instantiate the backend tokenizer" in str(error):  # and from what it tried to, as a list
-        return "its files are missing or damaged"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and lines[0].endswith(":"):
-        lines[0] = " ".join(lines[:2])
-    return (lines[0] if lines else type(error).__name__)[:_MAX_REASON].rstrip(".")
 
 
 @contextmanager
@@ -237,15 +212,16 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
     except LanguageModelError:
         raise
     except Exception as error:  # transformers' readers raise errors of many types
-        message = f"{what} of {checkpoint} cannot be read: {first_line(error)}. {hint}"
+        message = f"{what} of {checkpoint} cannot be read: {one_line(error)}. {hint}"
         if not checkpoint.is_folder and not checkpoint.is_online:
-            name, adapter = checkpoint.location, checkpoint.adapter
+            name = checkpoint.location
+            adapter = checkpoint.adapter
             whose = f", the base of {adapter.location}," if adapter else ""
             message = (
                 f"{name}{whose} is not a folder, and as a hub id it is not among earlier downloads "
-                "and the Hugging Face hub cannot be reached (no network, or offline mode). Pass "
-                "the folder of a checkpoint as lm.name_or_path (with an adapter as lm.adapter), or "
-                f"run `hf download {name}` on a machine with network access."
+                f"with {what}, and the Hugging Face hub cannot be reached (no network, or offline "
+                "mode). Pass the folder of a checkpoint as lm.name_or_path (with an adapter as "
+                f"lm.adapter), or run `hf download {name}` on a machine with network access."
             )
         raise LanguageModelError(message) from error
 
@@ -254,24 +230,19 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     """Read config.json, or the metadata of a GGUF file."""
     from transformers import AutoConfig
 
-    location, options = checkpoint.location, checkpoint.options
     what = "config.json" if checkpoint.gguf_file is None else "the metadata"
     hint = (
         "Is it complete, and its architecture known to this transformers version? Copy or download "
         "it again; if it comes with Python code that you trust, set lm.trust_remote_code."
     )
     with explained(checkpoint, what, hint):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(location, **options)
-        for name, number in _DEPTHS.findall(config.to_json_string(use_diff=False)):
-            if int(number) > _MAX_LAYERS:
-                raise LanguageModelError(
-                    f"{what} of {checkpoint} has {name} {number}; it must be at most "
-                    f"{_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
-                )
-    wanted = checkpoint.config.attn_implementation or config._attn_implementation
-    if "/" in str(wanted) and not checkpoint.config.trust_remote_code:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.location, **checkpoint.options
+        )
+    attention = checkpoint.request.attn_implementation or config._attn_implementation
+    if "/" in str(attention) and not checkpoint.request.trust_remote_code:
         raise LanguageModelError(
-            f"{wanted} is code from the hub, which computes the attention of {checkpoint}. Set "
+            f"{attention} is code from the hub, which computes the attention of {checkpoint}. Set "
             "lm.attn_implementation to sdpa, or lm.trust_remote_code if you trust it."
         )
     if must_be_causal:
@@ -301,25 +272,27 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Read the tokenizer: that of ``lm.tokenizer``, the adapter's, or the checkpoint's own."""
-    name, adapter = checkpoint.config.tokenizer, checkpoint.adapter
+    name = checkpoint.request.tokenizer
+    adapter = checkpoint.adapter
     if name is None:
         return _read_tokenizer(adapter if adapter and file_of(adapter, _TOKENIZER) else checkpoint)
     alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
-    config = replace(checkpoint.config, name_or_path=name, **alone)
-    tokenizer = _read_tokenizer(find_checkpoint(config, "the tokenizer"))
+    request = replace(checkpoint.request, name_or_path=name, **alone)
+    tokenizer = _read_tokenizer(find_checkpoint(request, "the tokenizer"))
     vocabulary = tokenizer.get_vocab()
-    size, largest = len(vocabulary), max(vocabulary.values())
+    size = len(vocabulary)
+    largest = max(vocabulary.values())
     vocab_size = int(read_config(checkpoint, must_be_causal=False).get_text_config().vocab_size)
     why = f"it has {size:,} tokens with ids up to {largest}, and the LM has {vocab_size:,} tokens"
     fits = largest < vocab_size and size >= _MIN_USED_FRACTION * vocab_size
     if fits:
         try:
-            own = _read_tokenizer(checkpoint).get_vocab()
+            replaced = _read_tokenizer(checkpoint).get_vocab()
         except LanguageModelError:
             return tokenizer  # the checkpoint has no tokenizer to compare with
-        if len(own) < size / 2:  # where files are missing, some have a few special tokens
+        if len(replaced) < size / 2:  # where files are missing, some have a few special tokens
             return tokenizer
-        n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
+        n_equal = sum(replaced.get(token) == token_id for token, token_id in vocabulary.items())
         why = f"only {n_equal:,} of its {size:,} tokens have the ids of the LM's own tokenizer"
         fits = n_equal >= _MIN_SHARED_FRACTION * size
     if not fits:
@@ -353,9 +326,6 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     )
     if checkpoint.gguf_file is not None:
         way_out = "Pass the folder or hub id of its tokenizer as lm.tokenizer (`audit`: as --lm)."
-    _, kept = _kept.get() or ({}, {})
-    if checkpoint in kept:
-        return kept[checkpoint]
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(
             checkpoint.location, **checkpoint.options
@@ -364,22 +334,18 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LanguageModelError(f"{checkpoint} has no vocabulary of a tokenizer. {way_out}")
-    kept[checkpoint] = tokenizer
     return tokenizer
 
 
-# LMs with their state, and tokenizers; nothing is kept outside of `weights_read_once`.
-_Kept = tuple[dict[LMConfig, Any], dict[Checkpoint, Any]]
+# The last LM with its state; nothing is kept outside of `weights_read_once`.
+_Kept = dict[LMConfig, tuple[Any, object]]
 _kept: ContextVar[_Kept | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
 def weights_read_once() -> Iterator[None]:
-    """Keep the last LM in memory inside a ``with`` block, for `load_model`, until it is changed.
-
-    Tokenizers are kept, too, and with them what is known of their vocabulary.
-    """
-    token = _kept.set(({}, {}))
+    """Keep the last LM in memory inside a ``with`` block, for `load_model`, until it is changed."""
+    token = _kept.set({})
     try:
         yield
     finally:
@@ -388,14 +354,16 @@ def weights_read_once() -> Iterator[None]:
 
 def load_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
     """Read the weights, or return the unchanged LM that `weights_read_once` keeps."""
-    kept, _ = _kept.get() or ({}, {})
-    model, state = kept.pop(checkpoint.config, (None, None))
+    kept = _kept.get()
+    if kept is None:
+        return read_model(checkpoint, config)
+    model, state = kept.pop(checkpoint.request, (None, None))
     if model is None or state != _state(model):
         del model  # before another one needs memory
         kept.clear()
         model = read_model(checkpoint, config)
-    kept[checkpoint.config] = model, _state(model)
-    return cast("PreTrainedModel", model)
+    kept[checkpoint.request] = model, _state(model)
+    return model
 
 
 def _state(model: PreTrainedModel) -> object:
@@ -411,44 +379,27 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    from lincorr_lightning.lm.adapter import merge_adapter
-
-    if (adapter := checkpoint.adapter) is not None:
+    if checkpoint.adapter is not None:
         base = replace(checkpoint, adapter=None)
         if checkpoint.gguf_file is None and hasattr(config, "quantization_config"):
             raise LanguageModelError(
                 f"the weights of {base} are quantized, so that no adapter can be merged into them. "
                 "Pass the LM from before the quantization as lm.name_or_path."
             )
-        model = read_model(base, config)
-        found = (file_of(adapter, name) for name in (ADAPTER_CONFIG, *_ADAPTER_WEIGHTS))
-        files = [path for path in found if path is not None]
-        if len(files) < 2:
-            raise LanguageModelError(
-                f"{adapter} lacks {_ADAPTER_WEIGHTS[0]}. Copy or download it again."
-            )
-        hint = (
-            "Is it complete, and is the LM the one that it was trained on? Copy it again, or pass "
-            "that LM as lm.name_or_path and the adapter as lm.adapter."
-        )
-        with explained(adapter, "the adapter", hint):
-            return merge_adapter(model, _adapter_settings(files[0]), files[1])
-    options = checkpoint.options | {"dtype": checkpoint.config.dtype}
-    if attention := checkpoint.config.attn_implementation:
+        return _merged(read_model(base, config), checkpoint.adapter)
+    options = checkpoint.options | {"dtype": checkpoint.request.dtype}
+    if attention := checkpoint.request.attn_implementation:
         options["attn_implementation"] = attention
     hint = "Is it complete, and does this machine have what its config.json asks for?"
     if checkpoint.gguf_file is not None:
         hint = "The file may be cut short: compare its size, or download it again."
         options["quantization_config"] = GgufConfig(dequantize=True)
     with explained(checkpoint, "the weights", hint):
-        _check_depth(checkpoint, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location, config=config, output_loading_info=True, **options
         )
-    model = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    _check_quantization(checkpoint, loaded, getattr(config, "quantization_config", None))
-    if missing:
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
         hint = (
             f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
             "class, or correct the config (tie_word_embeddings, if the head is missing)."
@@ -459,58 +410,29 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             f"the weights of {checkpoint} lack {listed(missing)}, which would be "
             f"initialized at random. {hint}"
         )
-    _check_layers(checkpoint, model, loaded[1]["unexpected_keys"])
+    _check_layers(checkpoint, model, info["unexpected_keys"])
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
-        loaded[0].hf_quantizer, loaded[0].is_quantized = None, False
+        model.hf_quantizer = None
+        model.is_quantized = False
         model.config.__dict__.pop("quantization_config", None)
     return model
 
 
-def _check_quantization(checkpoint: Checkpoint, loaded: Any, method: Any) -> None:
-    """Refuse plain weights that the config says are quantized: one of them is another LM's."""
-    import torch
+def _merged(model: PreTrainedModel, adapter: Checkpoint) -> PreTrainedModel:
+    from lincorr_lightning.lm.adapter import merge_adapter
 
-    if method is None or checkpoint.gguf_file is not None:
-        return
-    # Beside a GPU, plain weights become what the config says, and lack only what belongs to that.
-    weights = (w for n, w in loaded[0].state_dict().items() if w.dim() > 1 and "position" not in n)
-    if not loaded[1]["missing_keys"] and any(str(w.dtype) not in _TORCH_DTYPES for w in weights):
-        return
-    folder = Path(str(file_of(checkpoint, "config.json"))).parent
-    if any(dtype not in _STORED_DTYPES for _, dtype in _stored(folder)):
-        return
-    for path in sorted(folder.glob("pytorch_model*.bin")):
-        stored = torch.load(path, "cpu", weights_only=True, mmap=True)
-        if any(str(weight.dtype) not in _TORCH_DTYPES for weight in stored.values()):
-            return
-    name = method.get("quant_method") if isinstance(method, dict) else method.quant_method
-    raise LanguageModelError(
-        f"the config.json of {checkpoint} names a quantization ({name}), but its weights are not "
-        "quantized. Remove quantization_config from it, or copy the checkpoint again."
-    )
-
-
-def _stored(folder: Path) -> Iterator[tuple[str, str]]:
-    from safetensors import safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for key in file.keys():  # noqa: SIM118
-                yield key, file.get_slice(key).get_dtype()
-
-
-def _check_depth(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
-    """Refuse many more layers than a folder's weights have, which would be built first."""
-    numbers = [0]
-    for key, _ in _stored(Path(checkpoint.location)) if checkpoint.is_folder else ():
-        numbers += map(int, re.findall(r"\.(\d+)\.", key))
-    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if numbers[1:] and isinstance(n_layers, int) and n_layers > _MAX_LOOPS * (max(numbers) + 1):
+    weights = next(filter(None, (file_of(adapter, name) for name in _ADAPTER_WEIGHTS)), None)
+    if weights is None:
         raise LanguageModelError(
-            f"config.json of {checkpoint} has {n_layers} layers (num_hidden_layers), but its "
-            f"weights have {max(numbers) + 1}. Correct it, or copy the checkpoint again."
+            f"{adapter} lacks {_ADAPTER_WEIGHTS[0]}. Copy or download it again."
         )
+    hint = (
+        "Is it complete, and is the LM the one that it was trained on? Copy it again, or pass "
+        "that LM as lm.name_or_path and the adapter as lm.adapter."
+    )
+    with explained(adapter, "the adapter", hint):
+        return merge_adapter(model, _adapter_settings(adapter), weights)
 
 
 def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:
@@ -521,9 +443,13 @@ def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterab
     n_further = getattr(model.config.get_text_config(), "num_nextn_predict_layers", 0) or 0
     stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     for key in sorted(unused):
-        stack, number, _ = [*re.split(r"\.(\d+)\.", key, maxsplit=1), "", ""][:3]
+        numbered = re.match(r"(.*?)\.(\d+)\.", key)
+        if numbered is None:
+            continue
+        stack = numbered[1]
+        number = int(numbered[2])
         sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{stack}")]
-        if number and sizes and int(number) >= sizes[0] + n_further:
+        if sizes and number >= sizes[0] + n_further:
             raise LanguageModelError(
                 f"the weights of {checkpoint} have {key}, but its config.json has {sizes[0]} "
                 "layers (num_hidden_layers). Correct it, or copy the checkpoint again."

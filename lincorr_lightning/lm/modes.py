@@ -81,7 +81,8 @@ def float32_forward(model: "PreTrainedModel", skip: nn.Module | None = None) -> 
             parameter = widened.pop()
             parameter.data = originals.pop(parameter)
 
-    handles, head = [], head_of(model)
+    handles = []
+    head = head_of(model)
     for module in _units(model, skip):
         half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
         # Some LMs round states to the dtype of their head before they call it.
@@ -89,9 +90,11 @@ def float32_forward(model: "PreTrainedModel", skip: nn.Module | None = None) -> 
         if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
             handles.append(module.register_forward_hook(lambda _, args, output: output.float()))
         elif half:
-            own: list[nn.Parameter] = []
-            handles.append(module.register_forward_pre_hook(partial(widen, half, own)))
-            handles.append(module.register_forward_hook(partial(restore, own), always_call=True))
+            widened: list[nn.Parameter] = []
+            handles.append(module.register_forward_pre_hook(partial(widen, half, widened)))
+            handles.append(
+                module.register_forward_hook(partial(restore, widened), always_call=True)
+            )
     try:
         yield
     finally:

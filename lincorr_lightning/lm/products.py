@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-_HIGHEST, _ALLOWED = "highest", "medium"
+_HIGHEST = "highest"
+_ALLOWED = "medium"
 _LARGEST_ERROR = 1e-6  # of a product; that of bfloat16 is 2e-3, that of float32 4e-7
 _is_fast = False
 
@@ -66,7 +67,8 @@ def fastest() -> Iterator[None]:
     ``LINCORR_PRODUCTS=mkl`` in the environment, or where another precision is set.
     """
     global _is_fast
-    before, was_fast = torch.get_float32_matmul_precision(), _is_fast
+    before = torch.get_float32_matmul_precision()
+    was_fast = _is_fast
     try:
         if before == _HIGHEST and _may_be_faster():
             torch.set_float32_matmul_precision(_ALLOWED)

@@ -49,7 +49,9 @@ class QueryCache:
         adapter_context: AdapterContext | None = None,
         holder: nn.Module | None = None,
     ) -> None:
-        self.lm, self._adapter_context, self._holder = lm, adapter_context, holder
+        self.lm = lm
+        self._adapter_context = adapter_context
+        self._holder = holder
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, int] = {}
@@ -85,7 +87,8 @@ class QueryCache:
 
     def start_pause(self, weights_changed: bool = False) -> None:
         """Start a pause of the training; the weights are compared unless known to have changed."""
-        self._pause, self._is_checked = self._pause + 1, False
+        self._pause += 1
+        self._is_checked = False
         if weights_changed:
             self._forget()
 
@@ -106,7 +109,8 @@ class QueryCache:
             # All ranks that share an LM read it together, or none does.
             if self.lm.any_rank(not same or adapters != self._adapters):
                 self._forget()
-                self._sums, self._adapters = sums, adapters
+                self._sums = sums
+                self._adapters = adapters
             self._is_checked = True
         return self._version
 
@@ -118,13 +122,13 @@ class QueryCache:
     def exchange(self, model: PreTrainedModel) -> None:
         """Read another LM with the same tokenizer, which has taken the place of this one."""
         if model is not self.lm.model:
-            own = self.lm.config
+            config = self.lm.config
             self.lm = LanguageModel.from_module(
                 model,
                 self.lm.tokenizer,
                 self.lm.prompt_prefix,
-                add_bos=own.add_bos,
-                chat_template=own.chat_template,
+                add_bos=config.add_bos,
+                chat_template=config.chat_template,
             )
             self._forget()
 
@@ -146,13 +150,13 @@ class QueryCache:
             for query in due:
                 del self._prefetched[query]
             self._logits |= zip(missing, self._evaluate(list(missing)), strict=True)
-        found = []
+        logits_of_requests = []
         for queries, tokens in requests:
             columns = [self._columns[token] for token in tokens]
             none = torch.zeros(0, len(columns), dtype=torch.float64)
             logits = [self._logits[query][columns] for query in queries]
-            found.append(torch.stack(logits) if logits else none)
-        return found
+            logits_of_requests.append(torch.stack(logits) if logits else none)
+        return logits_of_requests
 
     def _evaluate(self, queries: Sequence[Query]) -> Tensor:
         new = [q.prompt for q in dict.fromkeys(queries) if q.prompt not in self._rows]

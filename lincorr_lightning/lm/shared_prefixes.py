@@ -62,7 +62,11 @@ def grow_trees(
             shared += 1
         if ends and len(token_ids) + len(row) - shared > max_nodes:
             yield PromptTree(token_ids, tuple(parents), ends)
-            token_ids, parents, ends, path, shared = [], [], [], [], 0
+            token_ids = []
+            parents = []
+            ends = []
+            path = []
+            shared = 0
         del path[shared:]
         for token in row[shared:]:
             parents.append(path[-1] if path else -1)
@@ -134,7 +138,8 @@ def plan_reading(
     n_nodes = sum(len(tree.token_ids) for tree in trees)
     if wanted == "auto" and n_nodes > _WORTHWHILE * n_tokens:
         return [], "one by one: their common prefixes are short"
-    window, longest = narrowest_window(model), max(len(tree.token_ids) for tree in trees)
+    window = narrowest_window(model)
+    longest = max(len(tree.token_ids) for tree in trees)
     reason = sharing_error
     if window is not None and longest > window:
         reason = f"its attention window is {window} tokens, and they have {longest}"

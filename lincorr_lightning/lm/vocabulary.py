@@ -93,7 +93,8 @@ def sample_subjects(
         limit = f"the vocabulary has {available} subjects of {words_per_subject} string(s)"
         more = " or raise words_per_subject"
         if kind == "names":
-            limit, more = f"there are {available} names", ""
+            limit = f"there are {available} names"
+            more = ""
         raise SubjectsError(f"n_subjects is {n}, but {limit}. Lower n_subjects{more}.")
     return _draw(parts, n, seed)
 
@@ -107,7 +108,8 @@ def _draw(parts: list[list[str]], n: int, seed: int) -> list[str]:
 
     It uses PCG64's raw words: NumPy guarantees their stream across versions, not its samplers'.
     """
-    population, bits = _count(parts), np.random.PCG64(seed)
+    population = _count(parts)
+    bits = np.random.PCG64(seed)
     moved: dict[int, int] = {}
     subjects = []
     for first in range(n):

@@ -88,7 +88,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--model.lm.name_or_path=someone/not-here", "someone/not-here"),
     # What no run can be made with
     (PROBE, "--trainer.max_epochs -1", "trainer.max_epochs is -1"),
-    (FINETUNE, "--data.n_edits null", "data.n_edits and data.edits_file are null"),
+    (FINETUNE, "--data.n_edits null", "data.edits_file is null"),
     (PROBE, "--trainer.max_steps 0", "nothing was trained"),
     (ABLATION, "--trainer.limit_train_batches 9", "networks are compared after all phases"),
     # What Lightning refuses: making the Trainer, and running

@@ -75,7 +75,7 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
             {},
             r"a\.jsonl, line 2: 'text' is None, not a text.* as data\.key",
         ),
-        ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, r"line 1: a list\. Rename the file to \.json"),
+        ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "line 1: 'text' is None"),
         ({"a.jsonl": "7"}, "a.jsonl", {}, "line 1: 'text' is None"),
         ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: no JSON"),
         ({"a.csv": "words\nx"}, "a.csv", {}, r"a\.csv, line 1: the header lacks text"),

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import SubjectsError
 
 
 def _set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> SubjectsDataModule:
@@ -108,9 +108,3 @@ def test_subjects_to_predict(small_lm: str) -> None:
 def test_too_few_in_a_half(small_lm: str, n: int, fraction: float, half: str) -> None:
     with pytest.raises(SubjectsError, match=f"in the {half} half; each half needs at least 2"):
         _set_up(small_lm, n_subjects=n, fit_fraction=fraction)
-
-
-@pytest.mark.parametrize("options", [{"fit_fraction": 1.0}, {"batch_size": 1}, {"test_on": "half"}])
-def test_refused_settings(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"data.{next(iter(options))}"):
-        SubjectsDataModule(**options)

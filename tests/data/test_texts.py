@@ -155,10 +155,3 @@ def test_other_blocks_are_of_all_texts_that_are_not_read(lm: LanguageModel, file
     assert len(blocks) == 6
     trained = {tuple(row) for block in range(2) for row in blocks.rows(block)}
     assert trained <= {tuple(lm.tokenizer(text)["input_ids"]) for text in set(LINES) - read}
-
-
-def test_an_lm_and_texts_are_needed(lm: LanguageModel, file: str) -> None:
-    with pytest.raises(ConfigError, match=r"no world.json beside it. Name files"):
-        TextsDataModule(lm, **SMALL).setup()
-    with pytest.raises(ConfigError, match=r"Pass lm=module\.lm"):
-        TextsDataModule(texts=[file], **SMALL).setup()

@@ -159,10 +159,7 @@ LINES = "\n\n".join(map(json.dumps, LIST))
     ("name", "content", "where"),
     [
         ("e.csv", TABLE.replace(",", " ; ").replace("Paris", '"Paris"'), "line 2"),
-        ("e.tsv", TABLE.replace(",", "\t").encode("utf-16"), "line 2"),
-        ("e.csv", "sep=|\n" + TABLE.replace(",", "|"), "line 3"),  # as Excel writes it
         ("e.json", json.dumps(LIST, indent=4), "row 1"),
-        ("e.json", LINES, "line 1"),
         ("e.jsonl", b"\xef\xbb\xbf" + LINES.encode(), "line 1"),
     ],
 )
@@ -204,17 +201,20 @@ def test_a_row_that_lacks_the_fields_is_skipped(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("e.json", '{"subject": "a", "answer": "b"}\n{', r"e\.json, line 2: no JSON"),
+        ("e.json", '[{"subject": "a",', r"e\.json: no JSON .*a list of objects"),
         ("e.json", "[]", "has no edit"),
         ("e.json", '[["a", "b"]]', r"row 1: no edit .* subject and answer .*subject_key"),
         ("e.json", '[{"subject": "a", "answers": ["b"]}]', "row 1: no edit .*answers.* MQuAKE"),
         ("e.json", '[{"subject": "a", "answer": "b", "refrence": "c"}]', "'refrence'. Rename it"),
-        ("e.jsonl", '[{"subject": "a", "answer": "b"}]', r"line 1: a list\. .* to \.json"),
+        ("e.jsonl", '[{"subject": "a", "answer": "b"}]', "line 1: no edit can be read"),
         ("e.tsv", "subject\tanswer\na\tb\tc\n", "line 2: more fields"),
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-        ("e.csv", "subject,answer\nZoë,Paris\n".encode("cp1252"), "iconv -f cp1252 -t utf-8"),
-        ("e.xlsx", "PK\x03\x04", r"e\.xlsx cannot be read"),
-        ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv, \.parquet, \.xlsx"),
+        (
+            "e.csv",
+            "subject,answer\nZoë,Paris\n".encode("cp1252"),
+            r"e\.csv cannot be read: .*Save it in UTF-8",
+        ),
+        ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:
@@ -223,14 +223,6 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: Any, message
     with pytest.raises(SubjectsError, match=message) as caught:
         read_edits(path)
     assert "\n" not in str(caught.value)
-
-
-def test_tables_are_read_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "e.parquet").write_bytes(b"x")
-    frame = pandas.DataFrame({"subject": ["name1", None], "alt": ["Paris", "Rome"], "id": [4, 5]})
-    monkeypatch.setattr(pandas, "read_parquet", lambda *_, **__: frame)
-    rows = read_edits(tmp_path / "e.parquet")
-    assert [row[1:5] for row in rows] == [("name1", "Paris", (), "4"), ("", "Rome", (), "5")]
 
 
 def test_a_run_of_a_file_accounts_for_every_row(

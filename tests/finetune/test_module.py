@@ -320,7 +320,8 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
         return module
 
     module = refused(
-        r"steps of 2 batches.*set model\.steps_per_edit", trainer={"accumulate_grad_batches": 2}
+        r"accumulate_grad_batches is 2.*set model\.steps_per_edit",
+        trainer={"accumulate_grad_batches": 2},
     )
     assert not module.lm.is_loaded
     refused("1 independent edits, and not on Tensor", DataLoader([torch.zeros(1)]))

@@ -26,21 +26,8 @@ def test_tables_show_the_counts_and_their_answers(byte_level, ask):
     text = shown(audit_table([row], title="of [this] LM"))
     assert "of [this] LM" in text  # brackets are markup to rich unless escaped
     (line,) = [line for line in text.splitlines() if line.strip().startswith("place ")]
-    # No size in the paper.
-    assert line.split(None, 7) == [
-        "place",
-        "en",
-        "7",
-        "3",
-        "2",
-        "1",
-        "1",
-        "2 subword, 1 bare space",
-    ]
-    narrow = Console(width=80, record=True, file=types.SimpleNamespace(write=str, flush=str))
-    narrow.print(audit_table([row], title="an LM"))
-    assert "…" not in (cut := narrow.export_text())
-    assert all(f" {heading} " in cut for heading in ("answers", "labels", "phrase", "merged"))
+    assert line.split(None, 7)[2:7] == ["7", "3", "2", "1", "1"]  # no size in the paper
+    assert "2 subword, 1 bare space" in line
     lines = shown(audit_details(row)).splitlines()
     (south,) = [line for line in lines if "│ South " in line]
     assert "South Korea, South Africa" in south and "phrase" in south

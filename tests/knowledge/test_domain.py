@@ -111,13 +111,6 @@ def test_subwords_are_kept_only_on_request(byte_level, ask):
     assert build_domain(country, byte_level, keep=["phrase"]).texts == ["South"]
 
 
-def test_a_label_is_whole_when_one_of_its_answers_is(byte_level, ask):
-    domain = build_domain(ask("South Korea", "South"), byte_level)
-    (label,) = domain.labels
-    assert label.completeness is Completeness.WHOLE
-    assert [answer.text for answer in label.answers] == ["South Korea", "South"]
-
-
 def test_a_subword_never_joins_the_label_of_a_whole_word(byte_level, ask):
     for keep in (ALL, WHOLE_WORDS):
         domain = build_domain(ask("Paris", "Parisx"), byte_level, keep=keep)

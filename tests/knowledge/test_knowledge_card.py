@@ -64,43 +64,15 @@ def test_the_committed_card_is_that_of_the_data(fresh, committed):
             assert {column: stands[name][column] for column in own} == own, (place, REGENERATE)
 
 
-def test_every_prompt_stands_in_it_as_it_is(fresh):
-    catalogue = Catalogue.load()
-    prompts = {
-        name: row for rows in fresh.values() for name, row in rows.items() if "prompt" in row
-    }
-    assert list(prompts) == list(catalogue)
-    for name, row in prompts.items():
-        knowledge = catalogue[name]
-        assert row["prompt"].split(" · ") == [knowledge.template, *knowledge.paraphrases]
-        assert row.get("as printed", "") == (knowledge.printed_template or "")
-        entities, ways = map(int, re.findall(r"\d+", row["answers"]))
-        assert ways == len(knowledge.answers)
-        assert entities == len({answer.identity for answer in knowledge.answers})
-    assert prompts["city"]["from"] == "1_places"
-    assert prompts["ceo_ja"]["from"] == "3_languages + 2_life"
-    assert prompts["X+1"]["from"] == "computed"
-    assert prompts["city"]["reference to"].split(", ")[:2] == ["country ×6", "city ×5"]
-    assert prompts["pet"]["reference to"] == ""
-
-
 def test_every_tokenizer_of_the_card_accounts_for_every_answer(committed):
     """So a card that was written without the other tokenizers is noticed."""
     catalogue = Catalogue.load()
     ways = {name: len(knowledge.answers) for name, knowledge in catalogue.items()}
     families = [rows for rows in committed.values() if "simile" in next(iter(rows.values()))]
     assert len(families) == 1
-    assert list(families[0]) == list(script.TOKENIZERS), REGENERATE
+    assert list(families[0]) == list(script.NAMES["tokenizers"]), REGENERATE
     for row in families[0].values():
         for family, cell in list(row.items())[1:]:
             counts = [int(count.replace(",", "")) for count in cell.split(" / ")]
             members = catalogue.select([family.replace("-", "_")])
             assert sum(counts) == sum(ways[member.name] for member in members)
-
-
-def test_folders_are_read_by_their_names(fresh, tmp_path):
-    row = fresh["### Attribute", 1]["continent"]
-    assert list(row) == ["knowledge", "tiny-world", "A name"]
-    assert row["A name"] == "0+2/5"  # it has learnt South and North, of South and North America
-    with pytest.raises(SystemExit, match="write NAME=FOLDER"):
-        script.main(("nowhere",), tmp_path / "CARD.md")

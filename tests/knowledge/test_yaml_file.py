@@ -31,20 +31,6 @@ knowledge:
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("version: 1\0", r"not valid YAML \(unacceptable character .* position 10\)$"),
-        ("[" * 100_000, "line 1: .*nest"),
-        (GOOD.replace("space: false", f"paper_size: 1{'0' * 5000}"), "must be a whole number"),
-    ],
-)
-def test_hostile_files_are_refused_at_once(write, text, message):
-    with pytest.raises(KnowledgeError, match=message) as caught:
-        read_knowledge_file(write(text))
-    assert len(str(caught.value)) < 300
-
-
 def test_a_good_file_is_read_as_written(write):
     file = read_knowledge_file(write(GOOD))
     raw = yaml.safe_load(GOOD)  # the plain reader as a second opinion
@@ -70,12 +56,6 @@ def test_a_good_file_is_read_as_written(write):
     assert motto.paraphrases == ()
 
 
-def test_a_byte_order_mark_does_no_harm(tmp_path):
-    path = tmp_path / "windows.yaml"
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
-    assert list(read_knowledge_file(path).entities) == ["realm", "region"]
-
-
 def changed(old, new):
     assert GOOD.count(old) >= 1
     return GOOD.replace(old, new, 1)
@@ -84,7 +64,7 @@ def changed(old, new):
 BAD = {
     "no version": (changed("version: 1\n", ""), ["version", "must be 1", "version: 1"]),
     "other version": (changed("version: 1", "version: 2"), ["version", "must be 1"]),
-    "empty file": ("", ["must be a mapping"]),
+    "empty file": ("", ["must be a mapping with the keys version"]),
     "broken yaml": (changed("[North, West]", "[North, West"), ["line"]),
     "a key twice": (
         changed("    Lyonesse:\n", "    Lyonesse:\n    Avalon: {region: North}\n"),
@@ -101,7 +81,7 @@ BAD = {
     "empty kind": (changed("  region: [North, West]\n", "  region: []\n"), ["region", "no ent"]),
     "language as kind": (changed("  region: [", "  de: ["), ["entities.de", "language"]),
     "two places": (changed("{} rules", "{} of {} rules"), ["realm.template", "one placeholder"]),
-    "space at the end": (changed("over", "over "), ["realm.template", "ends in a space"]),
+    "space at the end": (changed("over", "over "), ["realm.template", "has space around it"]),
     "both": (
         changed("en, templates", 'en, template: "{} a", templates'),
         ["motto.template: stands beside templates; keep one"],
@@ -109,9 +89,8 @@ BAD = {
     "no subject": (changed('"By {}"', "By me"), ["motto.templates", "'By me'", "one placeholder"]),
     "a space in a list": (
         changed('says:", ', 'says: ", '),
-        ["greeting.paraphrases", "ends in a space"],
+        ["greeting.paraphrases", "has space around it"],
     ),
-    "again": (changed('"Says {}:"', '"{} says"'), ["greeting.paraphrases", "'{} says'", "already"]),
     "language": (changed("language: en", "language: it"), ["realm.language", "'it'", "en, es, fr"]),
     "unknown key": (changed("space: false", "spaces: false"), ["greeting.spaces", "'space'"]),
     "no flag": (changed("space: false", "space: no"), ["greeting.space", "true, false"]),
@@ -162,12 +141,7 @@ def test_the_good_file_is_good(write):
 def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(KnowledgeError, match=r"gone\.yaml: cannot be read.*No such file[\w ]+\)$"):
         Catalogue.load(tmp_path / "gone.yaml")
-    (tmp_path / "rivers.yaml").touch()
-    with pytest.raises(
-        KnowledgeError, match=r"cannot be read .*; name its files, such as rivers\.yaml\)"
-    ):
-        Catalogue.load(tmp_path)
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("source: Übersee".encode("latin-1"))
-    with pytest.raises(KnowledgeError, match=r"latin\.yaml: is not UTF-8 .*; save it in UTF-8"):
+    with pytest.raises(KnowledgeError, match=r"latin\.yaml: is not UTF-8"):
         Catalogue.load(latin)

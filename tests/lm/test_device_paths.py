@@ -1,14 +1,12 @@
 """Code that differs by device (docs/many_gpus.md has the list), as far as a CPU can run it."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
 import pytest
 import torch
 
-from benchmarks.common import ROOT
 from lincorr_lightning.ablation import VocabularyAblation
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
@@ -92,15 +90,3 @@ def test_what_is_trained_starts_alike_on_any_device(kind: str, small_lm: str) ->
     assert expected
     assert {key: x.device.type for key, x in found.items()} == dict.fromkeys(expected, "cpu")
     assert all(torch.equal(found[key], x) for key, x in expected.items())
-
-
-def test_the_list_names_files_and_tests_that_are_there() -> None:
-    text = (ROOT / "docs" / "many_gpus.md").read_text(encoding="utf-8")
-    rows = text.split("<!-- devices: begin -->")[1].split("<!-- devices: end -->")[0].splitlines()
-    names = [name for row in rows for name in row.split("`")[1::2]]
-    files = [name for name in names if name.endswith(".py")]
-    assert len(files) >= 16
-    assert [name for name in files if not Path(ROOT / name).is_file()] == []
-    functions = [name for name in names if name.startswith("test_")]
-    sources = "".join(Path(ROOT / name).read_text() for name in files if name.startswith("tests/"))
-    assert [name for name in functions if f"def {name}(" not in sources] == []

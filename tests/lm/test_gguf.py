@@ -116,8 +116,3 @@ def test_package_is_not_installed(toy, monkeypatch):
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
     with pytest.raises(LanguageModelError, match=r"pip install 'lincorr-lightning\[gguf\]'"):
         LanguageModel.from_pretrained(str(toy[0]))
-
-
-def test_folder_with_a_gguf_file_names_it(toy):
-    with pytest.raises(LanguageModelError, match=r"Did you mean toy\.gguf in it"):
-        LanguageModel.from_pretrained(str(toy[0].parent))

@@ -102,11 +102,6 @@ def str_config(folder: Path) -> LMConfig:
     return LMConfig(str(folder))
 
 
-def test_what_the_user_says_without_a_prefix() -> None:
-    tokenizer = small_tokenizer(chat_template=CHAT)
-    assert chat_lead_in(tokenizer, "") == "<s> Complete the sentence. </s> saw "
-
-
 def test_an_empty_thought_is_part_of_the_turn() -> None:
     """Qwen3 writes one before the last answer, which is then without a thought."""
     tokenizer = small_tokenizer(chat_template=CHAT.replace("'saw '", "'saw <think></think> '"))
@@ -114,36 +109,27 @@ def test_an_empty_thought_is_part_of_the_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "reason"),
+    "template",
     [
-        (None, "there is none"),
-        ("{{ raise_exception('No\nroles') }}", "No"),
-        ("{{ messages[0].content }}", "it does not write the assistant's text as it is"),
-        ("x {{ messages[1].content | upper }}", "it does not write the assistant's text as it is"),
-        ("x {% for part in messages[1].content %}{{ part.text }}{% endfor %}", "or takes no text"),
-        ("{{ messages[1].content | length }} {{ messages[1].content }}", "changes with it or time"),
-        ("{{ strftime_now('%f') }} {{ messages[1].content }}", "changes with it or time"),
-        ("{{ open('/etc/passwd') }}", "undefined"),
-        ("{% for", "unexpected"),
+        None,
+        "{{ raise_exception('No\nroles') }}",
+        "{{ messages[0].content }}",
+        "x {{ messages[1].content | upper }}",
+        "{{ messages[1].content | length }} {{ messages[1].content }}",  # changes with the answer
+        "{{ strftime_now('%f') }} {{ messages[1].content }}",  # changes with time
+        "{{ open('/etc/passwd') }}",
+        "{% for",
     ],
 )
-def test_templates_that_cannot_be_used(template: str | None, reason: str) -> None:
+def test_templates_that_cannot_be_used(template: str | None) -> None:
     tokenizer = small_tokenizer(chat_template=template, name_or_path="MY/LM")
-    with pytest.raises(LanguageModelError) as caught:
+    with pytest.raises(LanguageModelError, match=r"chat template of MY/LM .* lm\.tokenizer"):
         chat_lead_in(tokenizer, "")
-    message = str(caught.value)
-    assert "the chat template of MY/LM cannot be used: " in message and reason in message
-    assert "\n" not in message and "lm.tokenizer" in message
 
 
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(LanguageModelError, match=r"add_bos is False, but with lm\.chat_template"):
         LMConfig(chat_template=True, add_bos=False)
-
-
-def test_a_prefix_that_is_no_text(small_lm: str) -> None:
-    with pytest.raises(ConfigError, match="prefix is 5; it must be a text"):
-        LanguageModel(LMConfig(small_lm), prefix=5)  # type: ignore[arg-type]
 
 
 def test_one_chat_of_two_lms(small_lm: str, make_lm: Any, tmp_path: Path) -> None:
@@ -220,7 +206,8 @@ def test_edits_and_callbacks_read_it(small_lm: str) -> None:
 
 
 def fit(folder: Path, lm: LMConfig, ckpt: str | None = None, **options: Any) -> Path:
-    probe = LinearProbe(lm=lm, knowledge=["city", "country"], random_labels=0, **options)
+    names = ["city", "country"]
+    probe = LinearProbe(lm=lm, knowledge=names, ridge=0.0, random_labels=0, **options)
     trainer = quiet_trainer(folder)
     data = SubjectsDataModule(probe.lm, n_subjects=200)
     trainer.fit(probe, datamodule=data, ckpt_path=ckpt)

@@ -194,14 +194,6 @@ def test_head_that_is_not_linear() -> None:
     assert lm.reads_prompts == "one by one: its head is not a plain linear layer"
 
 
-def test_half_precision(lm_folder: Folder) -> None:
-    exact = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype="bfloat16")
-    ours, expected = (lm.joint_logits(prompts(), DOMAINS) for lm in (half, exact))
-    assert (half.reads_prompts or "").startswith("with shared prefixes")
-    assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
-
-
 def test_nan_names_the_prompt() -> None:
     model = random_model(config_of("llama"))
     tokenizer = small_tokenizer()
@@ -215,7 +207,7 @@ def test_nan_names_the_prompt() -> None:
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param("aot_eager", marks=pytest.mark.slow),
+        pytest.param("eager", marks=pytest.mark.slow),
         # A C++ compiler takes minutes.
         pytest.param("inductor", marks=pytest.mark.nightly),
     ],

@@ -83,14 +83,6 @@ def test_sample_without_replacement_of_everything_there_is() -> None:
         assert few != sample_subjects(tokenizer, 11, words_per_subject=words, seed=1)
 
 
-def test_more_combinations_than_64_bits_can_count() -> None:
-    sampled = sample_subjects(small_tokenizer(), 50, words_per_subject=30)
-    assert len(set(sampled)) == 50
-    assert {len(x.split()) for x in sampled} == {30}
-    # Words at every place vary.
-    assert all(len({x.split()[place] for x in sampled}) > 10 for place in range(30))
-
-
 def test_more_than_there_are() -> None:
     tokenizer = small_tokenizer()
     n = len(usable_strings(tokenizer))
