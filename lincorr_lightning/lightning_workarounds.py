@@ -5,6 +5,7 @@ Every entry names the report in Lightning's repository, where there is one, and
 entry is no longer needed.
 """
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -20,6 +21,9 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.io import atomic_write, new_version
+
+# A text such as 1e3, which YAML 1.1 takes for a text and jsonargparse for a number.
+_E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -135,8 +139,8 @@ def cancel_after_train_end(trainer: L.Trainer) -> None:
     vars(trainer.strategy).pop("on_train_end", None)
 
 
-def write_enums_as_values() -> None:
-    """Let ``config.yaml`` hold enums as their values.
+def write_configs_as_they_are_read() -> None:
+    """Let ``config.yaml`` hold enums as their values, and quote texts such as ``1e3``.
 
     Defaults of Lightning's classes may be enums, such as `Timer`'s, which PyYAML does not write.
     (Reports of the kind: Lightning #18731, #19681.)
@@ -144,3 +148,5 @@ def write_enums_as_values() -> None:
     yaml.SafeDumper.add_multi_representer(
         Enum, lambda dumper, member: dumper.represent_data(member.value)
     )
+    tag = "tag:yaml.org,2002:float"
+    yaml.SafeDumper.add_implicit_resolver(tag, _E_NUMBER, list("-+0123456789"))

@@ -227,12 +227,18 @@ try:
     print(yaml.safe_dump(Interval.step).split()[0])
 except yaml.YAMLError:
     print("refused")
+print(yaml.safe_dump("1e3").split()[0])
 """
-WORKAROUND = "from lincorr_lightning import lightning_workarounds as w; w.write_enums_as_values()"
+WORKAROUND = """
+from lincorr_lightning.lightning_workarounds import write_configs_as_they_are_read
+write_configs_as_they_are_read()
+"""
 
 
-@pytest.mark.parametrize(("workaround", "written"), [("", "refused"), (WORKAROUND, "step")])
-def test_enums_are_written_as_values(workaround: str, written: str) -> None:
+@pytest.mark.parametrize(
+    ("workaround", "written"), [("", ["refused", "1e3"]), (WORKAROUND, ["step", "'1e3'"])]
+)
+def test_configs_are_written_as_they_are_read(workaround: str, written: list[str]) -> None:
     code = WRITE.format(workaround=workaround)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == written
+    assert done.stdout.split() == written

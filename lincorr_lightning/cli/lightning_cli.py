@@ -43,7 +43,7 @@ from lincorr_lightning.lightning_workarounds import (
     RunLogger,
     after_signal_handlers,
     replace_fit_loop,
-    write_enums_as_values,
+    write_configs_as_they_are_read,
 )
 from lincorr_lightning.lm import products
 from lincorr_lightning.progress import ProgressLines
@@ -53,7 +53,7 @@ from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
 from lincorr_lightning.study import Study, handed_over
 from lincorr_lightning.version import __version__
 
-write_enums_as_values()
+write_configs_as_they_are_read()
 # Arguments of datamodules that a study may hand over, see `HandsOverData`.
 _HANDED_OVER = ("lm", "training", "edits_of_lm", "plan", "training_tokens")
 # What a study defines in order to have a command.

@@ -342,7 +342,7 @@ def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, t
     lines = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
     data = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=2)
     assert lines, done.stderr[-3000:]
-    for edit in data.prepare_edits():
+    for edit in data.resolve().edits:
         assert all(f"{edit.subject!r} -> {edit.answer!r}" in line for line in lines), lines
 
 
