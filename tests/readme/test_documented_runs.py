@@ -31,13 +31,14 @@ from tests.readme.commands import (
 )
 from tests.toys import assert_is_last
 
-PROBE = ["--data.n_subjects=400"]
+SUBJECTS = ["--data.n_subjects=400"]
+PROBE = [*SUBJECTS, "--model.knowledge=[city, country, continent, language, ceo, company]"]
 ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
 # Options that make a command of a config take seconds.
 SMALL = {
     "linear_probe": PROBE,
     "correlation_matrix": PROBE,
-    "resilience": PROBE,
+    "resilience": SUBJECTS,
     "token_geometry": ["--data.n_texts=8"],
     "source_finetune": ["--data.n_edits=16"],
     "source_finetune_lora": ["--data.n_edits=16"],
@@ -62,11 +63,13 @@ SMALL = {
     "feature_flow": [
         "--model.saes=runs/sparse_autoencoders/version_0/sparse_autoencoders",
         "--model.n_subjects=200",
-        "--model.deactivation.n_cases=30",
+        "--model.deactivation.n_cases=12",
         "--data.n_texts=200",
         "--model.steering.strengths=[0, 1]",
-        "--model.steering.n_prompts=8",
-        "--model.steering.n_texts=8",
+        "--model.steering.n_answers=2",
+        "--model.steering.n_prompts=4",
+        "--model.steering.n_texts=4",
+        "--model.steering.n_new_tokens=4",
     ],
 }
 # Kinds of knowledge on one line determine one another in the tiny world.

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 TUTORIALS = sorted((Path(__file__).resolve().parents[2] / "docs" / "tutorials").glob("*.md"))
+SLOW = {"features", "vocabulary"}  # half a minute each; the build of the documentation runs them
 
 
 def cells(path: Path) -> list[str]:
@@ -31,7 +32,13 @@ def run(path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.nightly] * (path.stem in SLOW), id=path.stem)
+        for path in TUTORIALS
+    ],
+)
 def test_cells_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what they show can be shown."""
     monkeypatch.chdir(tmp_path)
