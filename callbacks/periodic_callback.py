@@ -394,8 +394,18 @@ class PeriodicCallback(L.Callback):
         return dict(vars(self.state))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        self.state = self.state_class(**state_dict)
+        """Continue from a checkpoint's measurements.
+
+        Raises:
+            CheckpointError: Another version wrote the checkpoint, with other measurements.
+        """
+        try:
+            self.state = self.state_class(**state_dict)
+        except TypeError as error:
+            raise CheckpointError(
+                f"the checkpoint holds another state of {type(self).__name__} than this version "
+                f"({error}). Train again, or leave the callback out."
+            ) from error
 
 
 def independent_edits(batch: Any) -> EditBatch | None:

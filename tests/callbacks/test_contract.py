@@ -26,7 +26,12 @@ from lincorr_lightning.callbacks import (
 )
 from lincorr_lightning.cli import termination
 from lincorr_lightning.cli.checkpoints import SignalCheckpoint
-from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    LanguageModelError,
+    LinearMapError,
+)
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -53,6 +58,13 @@ def every_callback(tmp_path):
         Agreement("city->country", every_n_steps=2),
         Forecast("city->country", naive.EDITS),
     ]
+
+
+def test_a_state_of_another_version_is_refused(every_callback):
+    for callback in every_callback():
+        name = type(callback).__name__
+        with pytest.raises(CheckpointError, match=rf"state of {name} .*Train again"):
+            callback.load_state_dict({**callback.state_dict(), "kept": 1})
 
 
 # -- no trace --------------------------------------------------------------------------------------
