@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -19,7 +18,6 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import (
     CSVLogger,
     Logger,
-    MLFlowLogger,
     TensorBoardLogger,
     WandbLogger,
 )
@@ -323,37 +321,6 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
     ((image,), caption, step) = logger.images["figures/matrix"]
     assert (image.size, caption, step) == ((180, 120), ["All pairs."], 2)
-
-
-class MLFlowStandIn(MLFlowLogger):
-    """An MLFlowLogger without a server."""
-
-    def __init__(self) -> None:
-        self.client = SimpleNamespace(texts={}, images={})
-        self.client.log_text = lambda run, text, name: self.client.texts.update({name: text})
-        self.client.log_image = lambda run, image, name: self.client.images.update({name: image})
-        self.scalars: dict[str, float] = {}
-
-    experiment = property(lambda self: self.client)
-    run_id = property(lambda self: "run")
-    name = property(lambda self: "mlflow")
-    version = property(lambda self: 0)
-    save_dir = property(lambda self: None)
-
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.scalars.update(metrics)
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
-
-    def finalize(self, status: str = "success") -> None: ...
-
-
-def test_mlflow(tmp_path: Path) -> None:
-    logger = MLFlowStandIn()
-    run(logger, tmp_path)
-    assert logger.scalars["test/r"] == 0.5
-    assert logger.client.texts == {"tables/pairs.csv": "pair,r\np0,0.0\np1,0.25\n"}
-    assert isinstance(logger.client.images["figures/matrix.png"], Image.Image)
 
 
 def test_a_dry_run_leaves_nothing_but_numbers_to_monitor(tmp_path: Path) -> None:
