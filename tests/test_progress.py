@@ -9,7 +9,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning import progress as module
-from lincorr_lightning.progress import LoopLines, ProgressLines, minutes, progress
+from lincorr_lightning.progress import LoopLines, ProgressLines, progress
 from tests.toys import NO_FILES, quiet_trainer
 
 
@@ -28,13 +28,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "monotonic", clock)
     return clock
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(20, "0 min"), (90, "2 min"), (3599, "1 h 0 min"), (7500, "2 h 5 min")]
-)
-def test_minutes(seconds: float, text: str) -> None:
-    assert minutes(seconds) == text
 
 
 def test_the_estimate_is_that_of_the_pace_so_far(

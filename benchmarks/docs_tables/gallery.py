@@ -25,7 +25,6 @@ _WIDEST = 1000
 # the first stands where the second says TAUGHT.
 PICTURES = {
     'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"': {
-        "clusters": "clusters",
         "ranking": "ranking",
     },
     "fit --config configs/linear_probe.yaml": {

@@ -60,7 +60,7 @@ def read_config(value: str) -> dict[str, Any]:
 
 
 def prepare_args(args: Sequence[str]) -> list[str]:
-    """Return a command line that jsonargparse can parse, with packaged configs and LMs found."""
+    """Return a command line that jsonargparse can parse, with packaged configs found."""
     passed = []
     rest = iter(args)
     read = "--model.lm", "--model.before", "--model.prefix"
@@ -75,14 +75,6 @@ def prepare_args(args: Sequence[str]) -> list[str]:
             key, value = "--config", _check_config(value)
         elif name == "prefix":  # else a colon would make it a mapping
             key, value = group, json.dumps({"init_args": {name: value}})
-        elif group == "--model" and value.endswith((".yaml", ".yml")):
-            try:
-                lm = dict(read_config(find_config(value))["model"]["init_args"]["lm"])
-            except (KeyError, TypeError, ValueError):
-                raise ConfigError(
-                    f"{value} has no model.init_args.lm, as in configs/lm/."
-                ) from None
-            value = json.dumps(lm)
         elif group != "--model" and value == "null":  # which jsonargparse takes for a text
             key, value = group, json.dumps({name: None})
         passed.append(f"{key}={value}")

@@ -137,12 +137,6 @@ class LincorrCLI(LightningCLI):
             "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
             "torch's own, highest, computed by what is fastest.",
         )
-        parser.add_argument(
-            "--results.formats",
-            type=list[Literal["png", "pdf", "svg"]],
-            default=["png"],
-            help="Formats of figures; PNG is always one of them, which pages and loggers show.",
-        )
         for argument in _HANDED_OVER:
             parser.link_arguments(
                 "model",
@@ -179,6 +173,12 @@ class LincorrCLI(LightningCLI):
         if issubclass(module, Study) and self.subcommand not in verbs:
             ways = " or ".join(f"`lincorr {verb}`" for verb in verbs)
             raise ConfigError(f"{module.__name__} has no `lincorr {self.subcommand}`. Run {ways}.")
+        folder = Path(config.name or "")
+        if folder.is_absolute() or ".." in folder.parts:
+            raise ConfigError(
+                f"--name {folder} leads out of trainer.default_root_dir. Pass the name of a folder "
+                "below it."
+            )
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         if config.get("ckpt_path") is not None:
             check_checkpoint(config.ckpt_path)
@@ -210,7 +210,7 @@ class LincorrCLI(LightningCLI):
         replace_fit_loop(trainer)
         after_signal_handlers(trainer, termination.current.handle_signals)
         used: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        used.append(RunFolder(name, self._get(self.config_init, "results.formats")))
+        used.append(RunFolder(name))
         bar: Any = trainer.progress_bar_callback
         if type(bar) in (RichProgressBar, TQDMProgressBar) and not sys.stderr.isatty():
             used[used.index(bar)] = ProgressLines()

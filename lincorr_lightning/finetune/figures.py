@@ -23,7 +23,7 @@ def reference_weights_figure(cases: Sequence[EditCase], relation: str) -> Figure
         f"line: median; box: middle half; hollow: {Cause.LOW_PRIOR}",
     ]
     if numbers["rank_test_p"] is not None:
-        notes.append(f"Mann-Whitney test, two-sided: {plots.p_text(numbers['rank_test_p'])}")
+        notes.append(f"Mann-Whitney test, two-sided: p = {numbers['rank_test_p']:.2g}")
     title = f"W of the reference in edits of {relation}"
     figure = plots.new_figure(7.5, 2.6, title, "; ".join(notes))
     axes = figure.add_subplot()

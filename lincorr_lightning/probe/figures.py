@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -22,29 +21,6 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _MIN_SHOWN = 0.1
 _MAX_ROWS = 40
 _Z95 = 1.959964
-
-
-def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
-    """Cluster kinds of knowledge by average linkage at a distance of 1 - r.
-
-    Of r, ``(n, n)``, both directions are averaged, and a pair without r counts as r = 0. Returns an
-    order in which no branches cross and neighbours are as similar as the tree allows, and the tree
-    of `scipy.cluster.hierarchy.linkage`, ``(n - 1, 4)``.
-    """
-    r = np.nan_to_num(np.asarray(matrix, dtype=float), nan=0.0)
-    distance = 1.0 - (r + r.T) / 2
-    np.fill_diagonal(distance, 0.0)
-    flat, trees = scipy.spatial.distance.squareform(distance, checks=False), scipy.cluster.hierarchy
-    links = trees.linkage(flat, "average", optimal_ordering=True)
-    return [int(leaf) for leaf in trees.leaves_list(links)], links
-
-
-def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
-    """Draw a matrix of r with similar kinds of knowledge side by side, and their tree."""
-    order, links = cluster(matrix.to_numpy())
-    note = f"{note}; average linkage of 1 − r, both directions averaged"
-    title = f"Clusters of knowledge in {lm}"
-    return plots.correlation_heatmap(matrix.iloc[order, order], title, note, links=links)
 
 
 def label_names(domain: Domain) -> list[str]:

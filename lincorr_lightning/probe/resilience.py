@@ -74,10 +74,7 @@ class PairResilience:
         matrix="random",
         caption="Old maps of random source words on the new LM",
     )
-    random_target_label_mean: float | None = None
-    """R of the old maps to random words after the target prompt, on the new LM."""
     same_prompt_label_mean: float | None = None  #: R of the old LM's W₀ on the new LM.
-    same_prompt_refitted: float | None = None  #: R of the new LM's own W₀.
     excess_over_random: float | None = None
     """R on the new LM of old maps of ``model.random_labels`` labels, above as many random words."""
     random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
@@ -344,7 +341,6 @@ def _compare(
         difference=None if after is None or before is None else after - before,
         refitted=refitted.label_mean,
         kept=_kept(after, refitted.label_mean),
-        same_prompt_refitted=refitted.same_prompt_label_mean,
         random_refitted=refitted.random_label_mean,
         random_kept=_kept(old.random_label_mean, refitted.random_label_mean),
         after_std=old.label_std,

@@ -26,7 +26,6 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
 _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
-_MIN_KNOWN = 12  # pairs, of four kinds of knowledge: a tree of fewer is no more than the matrix
 _HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_baseline_1", "chance_influenced_1", "chance_influencing_1"]
 _PATH_COLUMNS = ["pair", "ridge", "label_mean", *_HITS, *_LEVELS]
@@ -95,7 +94,7 @@ def probe_results(
     every = [*_tables(findings), *(table for table, _ in matrices)]
     tables = {table.name: table for table in every}
     figures = [figure for _, figure in matrices]
-    figures += _figures(findings, tables, lm, note, partial_out)
+    figures += _figures(findings, tables, lm, partial_out)
     # The first picture is of what no other words have.
     figures.sort(key=lambda figure: figure.name != "random_words_matrix")
     return Results(
@@ -340,21 +339,11 @@ def _figures(
     findings: ProbeFindings,
     tables: Mapping[str, Table],
     lm: str,
-    note: str,
     partial_out: Sequence[str],
 ) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
-    if "correlation_matrix" in tables:
-        r = tables["correlation_matrix"].frame.set_index("source")
-        # With r of all pairs of enough kinds of knowledge.
-        n_known, n = int(r.notna().to_numpy().sum()), len(r)
-        if list(r.index) == list(r.columns) and n_known == n * (n - 1) >= _MIN_KNOWN:
-            caption = (
-                "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
-            )
-            yield Figure("clusters", caption, partial(figures.cluster_heatmap, r, lm, note))
     pairs = tables["pairs"].frame
     caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
     yield Figure("nulls", caption, partial(figures.nulls_figure, pairs, lm))

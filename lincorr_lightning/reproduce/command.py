@@ -136,10 +136,11 @@ def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRun
     for i, name in enumerate(files.safe_names(names).values()):
         lm = LanguageModel(_lm_config(settings.lm[i], settings))
         plan = LMRuns(name, settings.lm[i], settings.after[i] if settings.after else None)
+        planning.plan_runs(plan, lm, items, settings, folder / "runs" / name)
         if plan.after is not None:  # before the LM, which is in memory then as the runs start
             after = LanguageModel(_lm_config(plan.after, settings))
+            planning.check_tuned(plan, after)
             plan.after_fingerprint = dict(after.load().info["fingerprint"])
-        planning.plan_runs(plan, lm, items, settings, folder / "runs" / name)
         plan.fingerprint = dict(lm.load().info["fingerprint"])
         plans.append(plan)
     return plans

@@ -274,6 +274,18 @@ def _read_labels(plan: LMRuns) -> None:
             plan.labels[name] = labels
 
 
+def check_tuned(plan: LMRuns, tuned: LanguageModel) -> None:
+    """Refuse an LM after post-training whose tokenizer gives other labels; raise ConfigError."""
+    for domain in audit_domains(Catalogue.load().values(), tuned.tokenizer):
+        name = domain.knowledge.name
+        labels = [text.strip() for text in domain.texts]
+        if name in plan.labels and labels != plan.labels[name]:
+            raise ConfigError(
+                f"the tokenizer of {plan.after} gives other labels of {name} than that of "
+                f"{plan.lm}. Pass the tuned version of the same LM as --after."
+            )
+
+
 def _family_pairs(family: str, known: Iterable[str]) -> list[str]:
     """Return the pairs of a family: all, and for cross_language those of one kind of knowledge."""
     catalogue = Catalogue.load()

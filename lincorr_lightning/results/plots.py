@@ -10,16 +10,14 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
@@ -32,6 +30,7 @@ BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
 _PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 DPI = 150
+_TITLE_SIZE = 10
 # Where matplotlib looks for a character: its own font, then Chinese, Japanese, and the rest.
 _FONTS = (
     "DejaVu Sans",
@@ -57,33 +56,18 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
 
     Title and subtitle are broken into as many lines as they need.
     """
-    head, below = _wrap(title, width, 12), _wrap(subtitle, width, 9)
-    # A line takes a third more than its letters; then some air.
-    room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
+    lines = [*_wrap(title, width), *_wrap(subtitle, width)]
+    room = 0.2 * len(lines) + 0.2
     figure = Figure(figsize=(width, height + room), dpi=DPI, layout="compressed")
-    layout = cast(ConstrainedLayoutEngine, figure.get_layout_engine())
-    layout.set(rect=(0, 0, 1, height / (height + room)))
-    top = height + room - 0.08
-    for lines, size, weight, colour in ((head, 12, "bold", INK), (below, 9, "normal", GREY)):
-        figure.text(
-            0.08 / width,
-            top / (height + room),
-            "\n".join(lines),
-            fontsize=size,
-            fontweight=weight,
-            color=colour,
-            va="top",
-            linespacing=1.2,
-            in_layout=False,
-        )
-        top -= size * len(lines) * 1.35 / 72
+    left = 0.08 / width
+    figure.suptitle("\n".join(lines), x=left, ha="left", fontsize=_TITLE_SIZE, color=INK)
     return figure
 
 
-def _wrap(text: str, width: float, size: float) -> list[str]:
+def _wrap(text: str, width: float) -> list[str]:
     """Break a text into lines that fit a width in inches, where letters are 0.62 em wide."""
     flat = " ".join(map(_flat, text.split()))
-    return textwrap.wrap(flat, max(int((width - 0.16) * 72 / (0.62 * size)), 10))
+    return textwrap.wrap(flat, max(int((width - 0.16) * 72 / (0.62 * _TITLE_SIZE)), 10))
 
 
 def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
@@ -128,17 +112,6 @@ def to_png(figure: Figure) -> bytes:
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     file = io.BytesIO()
     image.save(file, "png", dpi=(figure.dpi, figure.dpi), compress_level=2)  # twice as fast as 6
-    return file.getvalue()
-
-
-def to_vector(figure: Figure, form: str) -> bytes:
-    """Draw a figure; return the bytes of a PDF or SVG file, always the same ones."""
-    _set_fonts(figure)
-    file = io.BytesIO()
-    date = {"pdf": "CreationDate", "svg": "Date"}[form]
-    # Journals refuse the default fonts of type 3.
-    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "lincorr"}):
-        figure.savefig(file, format=form, metadata={date: None})
     return file.getvalue()
 
 
@@ -371,14 +344,7 @@ def _legend_columns(names: Sequence[Any], width: float) -> int:
     return max(1, int((width - 0.3) / (0.07 * min(longest, _LONGEST) + 0.45)))
 
 
-def p_text(p: float) -> str:
-    """Return a p-value as text: ``p < .001``, or as ``p = .021``."""
-    return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
-
-
 History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
-_MAX_PANELS = 6
-_MAX_CURVES = 12
 
 
 def training_curves(
@@ -386,44 +352,31 @@ def training_curves(
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
-    The part of a key before its first ``/`` is its group; `colours` are by the rest. Of many groups
-    and curves, the first are drawn. Values that are not finite are left out.
+    The part of a key before its first ``/`` is its group; `colours` are by the rest. Values that
+    are not finite are left out.
     """
     from pandas import DataFrame
 
-    groups: dict[str, list[str]] = {}
-    for key, curve in history.items():
-        if any(math.isfinite(value) for _, value in curve):
-            groups.setdefault(key.partition("/")[0], []).append(key)
-    points = [
-        (_panel(group, keys), key.partition("/")[2] or key, step, value)
-        for group, keys in list(groups.items())[:_MAX_PANELS]
-        for key in keys[:_MAX_CURVES]
-        for step, value in history[key]
+    rows = [
+        (key.partition("/")[0], key.partition("/")[2] or key, step, value)
+        for key, curve in history.items()
+        for step, value in curve
         if math.isfinite(value)
     ]
-    n_groups = f"{_MAX_PANELS} of {len(groups)} groups" if len(groups) > _MAX_PANELS else ""
-    notes = [subtitle, "" if points else "nothing was logged", n_groups]
+    points = DataFrame(rows, columns=["group", "name", "step", "value"])
     return curves(
-        DataFrame(points, columns=["panel", "name", "step", "value"]),
+        points,
         "step",
         "value",
         "name",
-        "panel" if points else None,
+        "group" if rows else None,
         title=title,
-        subtitle="; ".join(filter(None, notes)),
+        subtitle=subtitle if rows else "nothing was logged",
         colours=colours,
         labels=("step", ""),
     )
 
 
-def _panel(group: str, keys: Sequence[str]) -> str:
-    if len(keys) == 1:
-        return keys[0]
-    return f"{group} ({_MAX_CURVES} of {len(keys)})" if len(keys) > _MAX_CURVES else group
-
-
-_FLOATS = npt.NDArray[np.floating[Any]]
 # Below this size, in inches, the two decimals of a cell would be too small to read.
 _MIN_CELL_WITH_VALUE = 0.27
 _SIDES = 1.6  # colour bar and margins, in inches
@@ -435,7 +388,6 @@ def correlation_heatmap(
     subtitle: str = "",
     value_label: str = "label-wise Pearson r",
     limits: tuple[float, float] = (-1.0, 1.0),
-    links: _FLOATS | None = None,
     axis_labels: tuple[str, str] = ("source", "target"),
     least: float = 0.0,
 ) -> Figure:
@@ -444,7 +396,6 @@ def correlation_heatmap(
     `matrix` has a row per source and a column per target, or what `axis_labels` says; NaN is shown
     hatched, and cells below `least` in absolute value by their colour alone. `value_label` is the
     meaning of the colours and `limits` the values of the extreme ones; from 0 on, there is one hue.
-    `links` is a tree over the columns in order, by `scipy.cluster.hierarchy.linkage`, drawn above.
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
@@ -490,8 +441,6 @@ def correlation_heatmap(
                     fontsize=min(cell * 22, 10.0),
                     in_layout=False,
                 )
-    if links is not None:
-        _draw_tree(figure, axes, links, cell)
     axes.set_ylabel(axis_labels[0], color=INK)
     axes.set_xlabel(axis_labels[1], color=INK)
     ticks = [-1, -0.5, 0, 0.5, 1] if limits == (-1, 1) else None
@@ -500,23 +449,6 @@ def correlation_heatmap(
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
     return figure
-
-
-def _draw_tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
-    from scipy.cluster.hierarchy import dendrogram
-
-    height = 1.1  # inches
-    figure.set_size_inches(figure.get_figwidth(), figure.get_figheight() + height)
-    inset = axes.inset_axes((0, 1.01, 1, height / (cell * (len(links) + 1))))
-    drawn = dendrogram(links, no_plot=True)
-    for x, y in zip(drawn["icoord"], drawn["dcoord"], strict=True):
-        # scipy sets leaves at 5, 15, 25, ...
-        inset.plot((np.array(x) - 5) / 10, y, color=GREY, linewidth=1.1)
-    inset.set(xlim=axes.get_xlim(), ylim=(0, max(float(links[:, 2].max()), 1e-6) * 1.05), xticks=[])
-    inset.set_ylabel("1 − r", fontsize=8, color=INK)
-    inset.tick_params(labelsize=7.5, length=2, color=GREY, labelcolor=INK)
-    inset.spines[["top", "right", "bottom"]].set_visible(False)
-    inset.spines["left"].set_color(GREY)
 
 
 def short(value: float) -> str:

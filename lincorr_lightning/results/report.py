@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import combinations, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from markupsafe import Markup, escape
 from pandas import DataFrame, MultiIndex, concat, json_normalize
 from pandas.api.types import is_float_dtype, is_numeric_dtype
 
-from lincorr_lightning.errors import ReportError, listed
+from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.results import SHARED_KEYS, Figure
-from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
+from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, clean, column, escape_markdown, short_name
 from lincorr_lightning.version import __version__
 
@@ -69,12 +69,11 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     """Write ``report.html``, and files of tables for each study; return the page's path.
 
     The folders are those of finished runs, of any studies and LMs. Raises ReportError if one is
-    not, or they do not belong on one page, and OutputError if the page cannot be written.
+    not, and OutputError if the page cannot be written.
     """
     if not runs:
         raise ReportError("name the folder of a run, as in: lincorr report runs/linear_probe/*")
     saved = list({run.folder.resolve(): run for run in map(SavedRun.read, runs)}.values())
-    _check_together(saved)
     # Studies in the order in which they are named, and in each the small LMs first.
     order = list(dict.fromkeys(run.study for run in saved))
     saved.sort(key=lambda run: (order.index(run.study), run.n_parameters or math.inf, run.lm_name))
@@ -89,28 +88,6 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
         sections.append(_section(study, numbers, of_study))
     title = f"Linear correlation in {', '.join(dict.fromkeys(row.LM for row in rows))}"
     return write_page(output, title, [Table.of("runs", rows, caption="Runs")], sections, len(saved))
-
-
-def _check_together(runs: Sequence[SavedRun]) -> None:
-    """Refuse runs of different versions of this package, or of two LMs under one name."""
-    first = {run.version: run for run in reversed(runs)}
-    if len(first) > 1:
-        versions = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
-        raise ReportError(
-            f"these runs are of different versions of {PACKAGE}: {versions}. Run the older ones "
-            "again, or write a page for each version."
-        )
-    for run, other in combinations(runs, 2):
-        a, b = (each.lm.get("fingerprint") or {} for each in (run, other))
-        # Weights in another dtype have other bits.
-        parts = ["tokenizer", "config", *(["weights"] if a.get("dtype") == b.get("dtype") else ())]
-        differ = [part for part in parts if part in a.keys() & b.keys() and a[part] != b[part]]
-        if differ and run.lm_name == other.lm_name:
-            raise ReportError(
-                f"{run.folder} and {other.folder} are of two LMs under one name, {run.lm_name!r}: "
-                f"their {' and '.join(differ)} differ (lm.fingerprint in results.json). Give each "
-                "LM its own folder and run one of them again, or write a page for each."
-            )
 
 
 @dataclass(frozen=True)
@@ -142,7 +119,7 @@ class PageRun:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A study on a page: its runs, and tables and figures that compare them."""
+    """A study on a page: its runs, or tables and figures of several runs."""
 
     title: str
     name: str
@@ -161,8 +138,7 @@ def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> Pa
     title = study_title(study) or "Study without a name"
     name = re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed"
     titles = (f"Run {n}: {name}" for n, name in zip(numbers, run_names(runs), strict=True))
-    page_runs = list(map(PageRun, runs, numbers, titles))
-    return PageSection(title, name, page_runs, join_tables(runs) if len(runs) > 1 else ())
+    return PageSection(title, name, list(map(PageRun, runs, numbers, titles)))
 
 
 def write_page(
@@ -284,15 +260,6 @@ def run_names(runs: Sequence[SavedRun]) -> list[str]:
     return names
 
 
-def join_tables(runs: Sequence[SavedRun]) -> list[Table]:
-    """Join the headline tables that runs have in common, with a group of columns for each run."""
-    by_run = [{table.name: table for table in run.tables if table.headline} for run in runs]
-    common = [name for name in by_run[0] if all(name in tables for tables in by_run)]
-    joined = (_join([tables[name] for tables in by_run], run_names(runs)) for name in common)
-    note = _differences(runs)
-    return [replace(table, note=note).first(MAX_ROWS) for table in joined if table is not None]
-
-
 def side_by_side(tables: Sequence[Table], names: Sequence[Any]) -> tuple[list[str], DataFrame]:
     """Return the columns that identify rows in some tables, and the other columns side by side.
 
@@ -311,31 +278,6 @@ def side_by_side(tables: Sequence[Table], names: Sequence[Any]) -> tuple[list[st
     frames = [table.frame.drop_duplicates(keys or None) for table in tables]
     frames = [frame.set_index(keys) if keys else frame for frame in frames]
     return keys, concat(frames, axis=1, keys=names, sort=False)
-
-
-def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
-    """Lay tables of the same columns side by side, by the columns that identify their rows."""
-    first = tables[0]
-    if any((table.keys, table.formats) != (first.keys, first.formats) for table in tables):
-        return None
-    keys, frame = side_by_side(tables, names)
-    numbers = [key for key in first.keys if first.formats.get(key) and key not in keys]
-    if not numbers or not any(map(len, tables)):
-        return None
-    frame = frame[[(name, key) for name in names for key in numbers]].reset_index(col_level=1)
-    same = len({table.caption for table in tables}) == 1  # a caption may name numbers of its run
-    caption = (same and first.caption) or first.name.replace("_", " ").capitalize()
-    return replace(first, frame=frame, caption=f"{caption.rstrip('.')}: by run")
-
-
-def _differences(runs: Sequence[SavedRun]) -> str:
-    """Name the settings besides the LM in which runs differ, which also change their numbers."""
-    differ = [
-        f"{key} ({' / '.join(texts)})"
-        for key, *texts in differing([run.settings for run in runs])
-        if not key.startswith("lm.")
-    ]
-    return f"The runs differ also in {listed(differ, most=6)}." if differ else ""
 
 
 def differing(values: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -48,30 +48,22 @@ def set_earlier_results_aside(folder: Path) -> None:
 class Figure:
     """A figure of a study's results, ``figures/<name>.png``, drawn once for all writers.
 
-    The caption is one sentence; `draw` returns the figure, or the bytes of a PNG file. `formats`
-    are those of its files beside PNG, which pages and loggers show: ``pdf`` and ``svg``.
+    The caption is one sentence; `draw` returns the figure, or the bytes of a PNG file.
     """
 
     name: str
     caption: str
     draw: Callable[[], MatplotlibFigure | bytes]
-    formats: Collection[str] = ()
 
     @cached_property
-    def files(self) -> dict[str, bytes]:
-        """The drawn figure as the bytes of a file of each format."""
-        drawn = self.draw()
-        if isinstance(drawn, bytes):
-            return {"png": drawn}
-        from lincorr_lightning.results.plots import to_png, to_vector
-
-        vectors = sorted({*self.formats} - {"png"})
-        return {"png": to_png(drawn), **{form: to_vector(drawn, form) for form in vectors}}
-
-    @property
     def png(self) -> bytes:
         """The drawn figure as the bytes of a PNG file."""
-        return self.files["png"]
+        drawn = self.draw()
+        if isinstance(drawn, bytes):
+            return drawn
+        from lincorr_lightning.results.plots import to_png
+
+        return to_png(drawn)
 
     def _repr_png_(self) -> bytes:
         return self.png
@@ -146,19 +138,14 @@ class Results:
         self.write_parts(folder)
         self.write_values(folder)
 
-    def write_parts(self, folder: Path, formats: Collection[str] = ()) -> None:
-        """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails.
-
-        `formats` are those of `Figure`.
-        """
+    def write_parts(self, folder: Path) -> None:
+        """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails."""
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
-        self.figures = [replace(figure, formats=formats) for figure in self.figures]
         for figure in self.figures:
-            for form, content in figure.files.items():
-                with atomic_write(folder / "figures" / f"{figure.name}.{form}") as part:
-                    part.write_bytes(content)
+            with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
+                part.write_bytes(figure.png)
 
     def write_values(self, folder: Path) -> None:
         """Write ``results.json``, see `to_json`; raise OutputError if that fails."""

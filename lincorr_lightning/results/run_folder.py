@@ -6,10 +6,10 @@ import inspect
 import io
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import lightning as L
 import torch
@@ -28,37 +28,15 @@ MAX_SCALARS = 50
 
 
 class RunFolder(L.Callback):
-    """Owns the folder that a run writes to; `run_folder` adds one to a Trainer without any.
+    """Keeps the folder that a run writes to; `run_folder` adds one to a Trainer without any.
 
     Args:
         name: Folder below the Trainer's for loggers without one per run; None takes the study's.
-        figure_formats: Formats of the files of figures beside PNG, see `Figure`.
     """
 
-    def __init__(self, name: str | None = None, figure_formats: Collection[str] = ()) -> None:
+    def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self.figure_formats = figure_formats
         self.path: Path | None = None
-
-    @classmethod
-    def of(cls, trainer: L.Trainer) -> Self:
-        """Return the one of a Trainer."""
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            if isinstance(callback, cls):
-                return callback
-        added = cls()
-        callbacks.append(added)
-        return added
-
-    def choose(self, trainer: L.Trainer) -> Path:
-        """Return the folder, the same on all ranks, which make the first call together."""
-        if self.path is None:
-            self.path = Path(trainer.log_dir or trainer.default_root_dir)
-            if not isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
-                name = self.name or study_name(trainer.lightning_module)
-                self.path = _new_version(trainer, self.path / name)
-        return self.path
 
 
 def _new_version(trainer: L.Trainer, parent: Path) -> Path:
@@ -84,7 +62,17 @@ def run_folder(trainer: L.Trainer) -> Path:
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, see
     `RunFolder`. All ranks make the first call together; raises `OutputError`.
     """
-    return RunFolder.of(trainer).choose(trainer)
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    keeper = next((each for each in callbacks if isinstance(each, RunFolder)), None)
+    if keeper is None:
+        keeper = RunFolder()
+        callbacks.append(keeper)
+    if keeper.path is None:
+        keeper.path = Path(trainer.log_dir or trainer.default_root_dir)
+        if not isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
+            name = keeper.name or study_name(trainer.lightning_module)
+            keeper.path = _new_version(trainer, keeper.path / name)
+    return keeper.path
 
 
 def prepare_run_folder(trainer: L.Trainer) -> None:
@@ -154,7 +142,7 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     log_scalars(trainer, results.scalars, at_most=MAX_SCALARS)
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
-    results.write_parts(run_folder(trainer), RunFolder.of(trainer).figure_formats)
+    results.write_parts(run_folder(trainer))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):

@@ -7,10 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from sklearn.linear_model import Ridge
-from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import common
 from benchmarks.real_lms import post_training, resilience_pairs
@@ -55,19 +52,7 @@ def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
         for text, steps in (("nothing", 0), ("abstracts", 2), ("questions", 2))
     }
     tuned = tmp_path / "tiny_world" / "questions" / "2"
-    tokenizer = AutoTokenizer.from_pretrained(TINY_WORLD)
-    chosen = post_training.texts_of("questions", tmp_path, tokenizer)
-    assert len(chosen) == 120 and all(text.startswith("Question: Where") for text in chosen)
-    tokens = [x for t in chosen for x in (*tokenizer(t)["input_ids"], tokenizer.eos_token_id)]
-    held_out = torch.tensor(tokens[:24]).reshape(3, 8)
     row = scores.query("text == 'questions' and target == 'country' and seed == 1").iloc[0]
-    for key, folder in (("loss_before", TINY_WORLD), ("loss", tuned)):
-        logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(held_out).logits
-        losses = [
-            cross_entropy(logits[i][:, :-1].flatten(0, 1), held_out[i][:, 1:].flatten()).item()
-            for i in (slice(0, 2), slice(2, 3))
-        ]
-        assert row[key] == pytest.approx(np.mean(losses), rel=1e-3)
     lms = LMConfig(str(tuned)), LMConfig(str(TINY_WORLD))
     module = MapResilience(lms[0], before=lms[1], pairs=["city->country"])
     logits = []
@@ -81,31 +66,26 @@ def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
         ridge = Ridge(alpha=max(row["ridge"], 1e-9)).fit(fitted[fit][:, x], fitted[fit][:, y])
         r = mean_r(ridge.predict(now[test][:, x]), now[test][:, y])
         assert row[key] == pytest.approx(r, abs=2e-3)
-    means = pd.read_csv(tmp_path / "scores_means.csv").set_index(["text", "pair"])
-    mean = means.loc[("questions", "city→country")]
-    pair = scores.query("text == 'questions' and target == 'country'").query("source == 'city'")
-    assert mean["after"] == pytest.approx(pair["after"].mean(), abs=1e-3)
-    lead = (pair["after"] - pair["same_prompt_label_mean"]).mean()
-    assert mean["over_w0"] == pytest.approx(lead, abs=1e-3)
 
 
+@pytest.mark.nightly
 def test_an_lm_keeps_all_of_its_own_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     after = tmp_path / "questions_1" / "8"
     after.parent.mkdir()
     after.symlink_to(TINY_WORLD)
     pairs = '--model.pairs=["name_country->country"]'
     studies = {
-        "all": ["--model.knowledge=[city,country,pet,X+1,X+2]"],
+        "all": ["--model.knowledge=[city,country,X+1,X+2]"],
         "similes": ["--model.knowledge=[name_country,country]", pairs],
     }
     monkeypatch.setattr(resilience_pairs, "STUDIES", studies)
     for _ in range(2):  # the second time, nothing is lacking
         resilience_pairs.main(TINY_WORLD, (after,), tmp_path / "pairs.csv")
     found = pd.read_csv(tmp_path / "pairs.csv")
-    assert len(found) == 5 * 4 + 1
+    assert len(found) == 4 * 3 + 1
     assert found["after"].tolist() == found["before"].tolist() == found["refitted"].tolist()
     groups = pd.read_csv(tmp_path / "resilience_groups.csv").set_index("group")
-    sizes = {"relations": 1, "other pairs": 17, "numbers (figure 9)": 2, "similes (table 9)": 1}
+    sizes = {"relations": 1, "other pairs": 9, "numbers (figure 9)": 2, "similes (table 9)": 1}
     assert groups["pairs"].to_dict() == sizes
     numbers = found[found["source"].str.startswith("X") & found["target"].str.startswith("X")]
     assert groups.loc["numbers (figure 9)", "after"] == pytest.approx(

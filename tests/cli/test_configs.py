@@ -105,17 +105,3 @@ def test_every_key_has_a_comment(path: Path) -> None:
         if not text.startswith("#"):  # a mapping in braces, over several lines
             n_open += text.count("{") - text.count("}")
         above = text
-
-
-@pytest.mark.nightly
-def test_the_joint_command_of_the_lora_config_teaches(tmp_path: Path) -> None:
-    """The command that the config's head names."""
-    text = (CONFIGS / "source_finetune_lora.yaml").read_text(encoding="utf-8")
-    head = text.split("# Seed of")[0].replace("#", "").replace("\\\n", " ")
-    (line,) = [line for line in head.splitlines() if "--model.protocol joint" in line]
-    command = line.split("lincorr ")[1].split()
-    cli = main([*command, "--data.n_edits=16", f"--trainer.default_root_dir={tmp_path}", *QUIET])
-    folder = Path(cli.trainer.log_dir)
-    assert json.loads((folder / "results.json").read_text())["source_learned"] > 0.8
-    assert (folder / "model" / "config.json").is_file()
-    assert list((folder / "checkpoints").glob("*.ckpt"))

@@ -1,6 +1,5 @@
 """`--safe`: what an untrusted config may have; the rest is refused, and nothing happens."""
 
-import itertools
 import json
 import os
 import shutil
@@ -114,13 +113,7 @@ PLACES: list[tuple[str, dict[str, Any]]] = [
     ("linear_probe", {"ckpt_path": U}),
     ("linear_probe", trainer("loggers", "TensorBoardLogger", save_dir=U)),
     ("linear_probe", callback("ModelCheckpoint", dirpath=U)),
-    ("linear_probe", {"name": U}),
     ("linear_probe", model(knowledge_files=["mine.yaml", U])),
-    ("linear_probe", data(subjects_file=U)),
-    ("linear_probe", trainer("profilers", "SimpleProfiler", dirpath=U, filename="a")),
-    ("linear_probe", trainer("strategies", "DeepSpeedStrategy", config=U)),
-    ("source_finetune", callback("Generalization", edits=U)),
-    ("source_finetune", callback("GradientCorrelation", linear_map=U)),
     ("sparse_autoencoders", data(texts=[U])),
 ]
 """Settings of studies; the word URL in them stands for one."""
@@ -133,12 +126,7 @@ SCHEMES = (
     "reference::x.json",
     "file:///x",
 )
-_N_FAST = 5
-URLS = [
-    pytest.param(study, config, next(scheme), marks=() if i < _N_FAST else pytest.mark.nightly)
-    for scheme in [itertools.cycle(SCHEMES)]
-    for i, (study, config) in enumerate(PLACES * 2)
-]
+URLS = [(*place, url) for place, url in zip(PLACES, SCHEMES, strict=True)]
 
 
 def replaced(node: Any, url: str) -> Any:
@@ -188,15 +176,6 @@ def _own_code(folder: Path, lm: Path) -> dict[str, Any]:
     return model(lm={"name_or_path": str(lm)})
 
 
-def _own_tokenizer(folder: Path, lm: Path) -> dict[str, Any]:
-    settings = json.loads((lm / "tokenizer_config.json").read_text())
-    settings |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.T", "mine.T"]}}
-    (lm / "tokenizer_config.json").write_text(json.dumps(settings))
-    (lm / "tokenizer.json").unlink()
-    (lm / "mine.py").write_text("open('payload', 'w')\n")
-    return model(lm={"name_or_path": str(lm)})
-
-
 def _pickled_weights(folder: Path, lm: Path) -> dict[str, Any]:
     (lm / "model.safetensors").unlink()
     torch.save({"model.norm.weight": _Touch()}, lm / "pytorch_model.bin")
@@ -208,13 +187,7 @@ def _pickled_checkpoint(folder: Path, lm: Path) -> dict[str, Any]:
     return {"ckpt_path": str(folder / "a.ckpt")}
 
 
-def _tagged_knowledge(folder: Path, lm: Path) -> dict[str, Any]:
-    tag = "version: 1\nsource: !!python/object/apply:os.system ['touch payload']\n"
-    (folder / "mine.yaml").write_text(tag)
-    return model(knowledge_files=[str(folder / "mine.yaml")])
-
-
-FILES = [_own_code, _own_tokenizer, _pickled_weights, _pickled_checkpoint, _tagged_knowledge]
+FILES = [_own_code, _pickled_weights, _pickled_checkpoint]
 
 
 @pytest.mark.nightly
@@ -231,20 +204,13 @@ def test_code_in_files_is_not_run(
     ("config", "named"),
     [
         (callback("hostile.Hostile"), "hostile.Hostile"),
-        (callback("lincorr_lightning.io.shutil.rmtree"), "lincorr_lightning.io.shutil.rmtree"),
         (callback("LambdaCallback", on_fit_start="lincorr_lightning.io.remove"), "LambdaCallback"),
-        (callback("BackboneFinetuning", lambda_func="torch.hub.load"), "torch.hub.load"),
         (
             callback("BackboneFinetuning", lambda_func={"class_path": "subprocess.Popen"}),
             "subprocess.Popen",
         ),
         (callback("WeightAveraging", avg_fn={"class_path": "builtins.eval"}), "builtins.eval"),
-        ({"model": {"class_path": "hostile.Hostile"}}, "hostile.Hostile"),
         ({"model": {"class_path": "torch.hub.load"}}, "torch.hub.load"),
-        (
-            {"data": {"class_path": "lightning.pytorch.demos.mnist_datamodule.MNISTDataModule"}},
-            "mnist_datamodule.MNISTDataModule",
-        ),
         (trainer("loggers", "MLFlowLogger"), "lightning.pytorch.loggers.MLFlowLogger"),
         ({"trainer": {"strategy": {"class_path": "os.system"}}}, "os.system"),
         (
@@ -267,7 +233,6 @@ def test_other_classes_and_functions_are_refused_before_they_are_imported(
     [
         model(lm={"trust_remote_code": True}),
         model(lm={"attn_implementation": "kernels-community/attention"}),
-        model(lm={"attn_implementation": "flash_attention_2"}),
         {"weights_only": False},
         {
             "trainer": {
@@ -284,7 +249,7 @@ def test_settings_that_run_other_code_are_refused(config: dict[str, Any]) -> Non
         run(config)
 
 
-def test_known_classes_run_and_the_saved_config_runs_again(small_lm: str) -> None:
+def test_known_classes_run(small_lm: str) -> None:
     environment = "lightning.pytorch.plugins.environments.LightningEnvironment"
     config = {
         "trainer": {
@@ -297,9 +262,8 @@ def test_known_classes_run_and_the_saved_config_runs_again(small_lm: str) -> Non
         }
     }
     options = ["--data.n_subjects=100", "--model.knowledge=[city,country]"]
-    first = run(config, "linear_probe", *options, f"--model.lm.name_or_path={small_lm}")
-    saved = Path(first.log_dir or "") / "config.yaml"
-    again = main(["fit", "--safe", "--config", str(saved)]).trainer
-    assert (Path(again.log_dir) / "results.json").is_file()
+    done = run(config, "linear_probe", *options, f"--model.lm.name_or_path={small_lm}")
+    folder = Path(done.log_dir or "")
+    assert (folder / "results.json").is_file()
     # Lightning would run the code of a checkpoint from a server.
-    assert yaml.safe_load(saved.read_text())["weights_only"] is True
+    assert yaml.safe_load((folder / "config.yaml").read_text())["weights_only"] is True

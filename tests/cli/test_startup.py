@@ -61,16 +61,8 @@ def test_names_that_are_imported_on_first_use_are_listed(package: str) -> None:
 
 def test_finished_runs_are_read_without_torch_or_figures(tmp_path: Path) -> None:
     """A page has the figures of its run; they are not drawn again."""
-    main(
-        [
-            "fit",
-            "--config",
-            "configs/linear_probe.yaml",
-            "--model.knowledge=[city,country]",
-            "--data.n_subjects=60",
-            f"--trainer.default_root_dir={tmp_path}",
-        ]
-    )
+    small = "fit --config linear_probe.yaml --model.knowledge=[city,country] --data.n_subjects=60"
+    main([*small.split(), f"--trainer.default_root_dir={tmp_path}"])
     run = tmp_path / "linear_probe" / "version_0"
     shutil.copytree(run, run.with_name("version_1"))
     lincorr, other = ("-m", "lincorr_lightning"), f"{run.with_name('version_1')}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lincorr_lightning.cli import console, main
+from lincorr_lightning.cli import console
 
 PROBE = "fit --config linear_probe.yaml --data.n_subjects 40 --model.knowledge [city,country]"
 FINETUNE = "fit --config source_finetune.yaml --data.n_edits 2"
@@ -34,12 +34,9 @@ FILES = {
     "ridge.yaml": "model: {init_args: {rigde: 1}}",
     "callback.yaml": "trainer: {callbacks: [{class_path: Generalization, "
     "init_args: {relatoin: x}}]}",
-    "class.yaml": "data: {class_path: SubjectDataModule}",
     "dup.yaml": "model:\n  init_args:\n    ridge: 1\n    ridge: 2\n",
     "deep.yaml": "model: " + "[" * 100_000 + "]" * 100_000,
-    "bomb.yaml": "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n",
     "empty.yaml": "",
-    "tag.yaml": 'model: !!python/object/apply:os.system ["true"]\n',
     "file": "x",
     "taken/linear_probe": "x",
     "corrupt/config.json": "{",
@@ -55,7 +52,6 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     ("cache", "", "folder"),
     # Unknown options
     (PROBE, "--model.rigde 1", "model.rigde; did you mean model.ridge?"),
-    (PROBE, "--model.lm.dtpe=x", "model.lm.dtpe; did you mean model.lm.dtype?"),
     (PROBE, "--model.zzzz=1", "model.zzzz; `lincorr COMMAND --help` and `--model.help"),
     (PROBE, "--config {t}/ridge.yaml", "(in {t}/ridge.yaml); did you mean model.ridge?"),
     (
@@ -63,19 +59,15 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
         "--config {t}/callback.yaml",
         "(in {t}/callback.yaml); did you mean trainer.callbacks.relation?",
     ),
-    ("audit", "--knowledges=[city]", "did you mean knowledge?"),
     # Classes
     (PROBE, "--model LinearPrope", "LinearPrope; did you mean LinearProbe"),
-    (PROBE, "--config {t}/class.yaml", "(in {t}/class.yaml); did you mean SubjectsDataModule"),
     (PROBE, "--data EditsDataModule", "Use --data SubjectsDataModule"),
     # Types and choices
     (PROBE, "--model.ridge abc", "model.ridge is abc; it must be a number or auto."),
     (PROBE, "--model.lm.dtype float8", "model.lm.dtype is float8; it must be auto, float32"),
-    ("audit", "--details maybe", "details is maybe; it must be true or false"),
     (PROBE, "--model.lm 3", "model.lm: Unable to load config"),
     # Knowledge and LMs
-    (PROBE, "--model.lm {t}/lm.yaml --model.knowledge=[city,sport]", "'sport'"),
-    (PROBE, "--model.knowledge=[city,contry]", "'contry'"),
+    (PROBE, "--config {t}/lm.yaml --model.knowledge=[city,sport]", "'sport'"),
     (
         PROBE,
         "--model.knowledge=[city,color] --model.require_reference=[city->color]",
@@ -83,33 +75,27 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     ),
     (PROBE, "--model.knowledge_files=[{t}/rivers.yaml]", "rivers.yaml"),
     (PROBE, "--model.lm.name_or_path={t}/no_such", "no_such"),
-    (PROBE, "--model.lm.name_or_path={t}/taken", "taken"),
     (PROBE, "--model.lm.name_or_path={t}/corrupt", "config.json"),
     (PROBE, "--model.lm.name_or_path=someone/not-here", "someone/not-here"),
     # What no run can be made with
     (PROBE, "--trainer.max_epochs -1", "trainer.max_epochs is -1"),
     (FINETUNE, "--data.n_edits null", "data.edits_file is null"),
-    (PROBE, "--trainer.max_steps 0", "nothing was trained"),
     (ABLATION, "--trainer.limit_train_batches 9", "networks are compared after all phases"),
     # What Lightning refuses: making the Trainer, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
-    (PROBE, "--trainer.val_check_interval 1000", "`val_check_interval` (1000) must be less than"),
     (
         PROBE,
         "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=nothing",
         "`nothing`",
     ),
     # Folders and configs
+    (PROBE, "--name ../../x", "--name ../../x leads out of trainer.default_root_dir"),
     (PROBE, "--ckpt_path {t}/nothing", "nothing: No such file or directory"),
     (PROBE, "--config=nope.yaml", "nope.yaml cannot be read: No such file or directory"),
-    (PROBE, "--config {t}", "cannot be read: Is a directory"),
     (PROBE, "--config {t}/dup.yaml", "the key 'ridge' is given twice in line 4"),
     (PROBE, "--config {t}/deep.yaml", "deep.yaml is not valid YAML"),
-    (PROBE, "--config {t}/bomb.yaml", "bomb.yaml is not valid YAML"),
     (PROBE, "--config {t}/empty.yaml", "empty.yaml is empty"),
-    (PROBE, "--config {t}/tag.yaml", "tag.yaml is not valid YAML"),
     (PROBE, "--config {t}/binary.yaml", "binary.yaml cannot be read"),
-    (PROBE, "--config '{'", "the config on the command line is not valid YAML"),
 ]
 
 # Valid settings that cannot be run: status 1.
@@ -119,9 +105,8 @@ LATER: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.default_root_dir s3://b/runs", "s3:/b/runs is a URL"),
     ("report", "s3://b --output s3://b", "s3:/b"),
     (PROBE, "--data.n_subjects 3", "each half needs at least 2"),
-    ("audit", "--lm {t}/nothing", "nothing"),
     ("compare", "{t}/nothing {t}", "nothing is no folder"),
-    (PROBE, "--model.lm {t}/lm.yaml --data.n_subjects=9000", "words_per_subject"),
+    (PROBE, "--config {t}/lm.yaml --data.n_subjects=9000", "words_per_subject"),
     (PROBE, "--model.lm.name_or_path={t}/nan", "lives in the city"),
 ]
 
@@ -171,12 +156,3 @@ def test_a_wrong_command_line_gets_one_line(
     written = (files / "runs").rglob("*")
     assert not [p for p in written if p.suffix in (".png", ".ckpt") or p.name[0] == "."]
     assert not list(files.rglob("results.json"))
-
-
-def test_a_family_leaves_out_what_the_vocabulary_lacks(
-    small_lm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lm, root = f"--model.lm.name_or_path={small_lm}", f"--trainer.default_root_dir={tmp_path}"
-    main([*PROBE.split(), lm, root, "--model.knowledge=attribute", "--data.n_subjects=200"])
-    assert any("sport is left out" in record.getMessage() for record in caplog.records)
-    assert list(tmp_path.rglob("results.json"))

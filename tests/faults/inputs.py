@@ -212,18 +212,6 @@ def _knowledge(draw: random.Random, work: Work, folder: Path) -> Case:
     return Case(command("probe", work, *more, "--model.require_reference=[]"), what)
 
 
-def _rows(study: str, option: str, file: str) -> Maker:
-    """Return a maker of cases with a damaged file of rows."""
-
-    def make_case(draw: random.Random, work: Work, folder: Path) -> Case:
-        content, what = _damage_text((work.inputs / file).read_text(), draw)
-        path = folder / file
-        path.write_bytes(content)
-        return Case(command(study, work, option.format(path)), f"{study}, {what}")
-
-    return make_case
-
-
 def _checkpoint(draw: random.Random, work: Work, folder: Path) -> Case:
     study, path = draw.choice(RESUMED), folder / "last.ckpt"
     shutil.copy(draw.choice(work.checkpoints(study)), path)
@@ -276,8 +264,6 @@ INPUTS: dict[str, Maker] = {
         ("forecast", _NAME),
     ),
     "knowledge": _knowledge,
-    "edits": _rows("edited LM", "--data.edits_file={}", "edits.jsonl"),
-    "texts": _rows("token geometry", "--data.texts=[{}]", "texts.txt"),
     "linear map": _folder(
         lambda work: work.reference("all pairs") / "linear_map",
         ("resilience", "--model.linear_map={}"),

@@ -87,6 +87,7 @@ def start(arguments: Sequence[str], output: Path) -> Run:
 
 def _program(arguments: list[str], output: str) -> None:
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run with `&`
     for stream, path in ((1, os.devnull), (2, output)):
         os.dup2(os.open(path, _NEW_FILE), stream)
     os.chdir(Path(output).parent)

@@ -1,6 +1,6 @@
-"""Runs with wrong inputs and settings, and runs that are killed: one line, or the right numbers.
+"""Runs with wrong inputs, and runs that are killed: one line, or the right numbers.
 
-In the nightly lane; LINCORR_FAULTS_SEED=N makes other tries, and ``-k callbacks`` tries one kind.
+In the nightly lane; LINCORR_FAULTS_SEED=N makes other tries, and ``-k options`` tries one kind.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.inputs import INPUTS, Maker
 from tests.faults.runs import Work, check_files, check_line, run_cases, start
-from tests.faults.settings import SETTINGS
 from tests.small_runs import RESUMED, SMALL_RUNS, keeping, numbers
 
 pytestmark = pytest.mark.nightly
@@ -36,11 +34,6 @@ def check(kind: str, make: Maker, work: Work, draw: random.Random, folder: Path)
 @pytest.mark.parametrize("kind", INPUTS)
 def test_inputs(kind: str, work: Work, draw: random.Random, tmp_path: Path) -> None:
     check(kind, INPUTS[kind], work, draw, tmp_path)
-
-
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_settings(kind: str, work: Work, draw: random.Random, tmp_path: Path) -> None:
-    check(kind, SETTINGS[kind], work, draw, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -66,74 +59,3 @@ def test_interruptions(
     assert run.ends() == 0, run.text[-2000:]
     (results,) = (tmp_path / "again").rglob("results.json")
     assert numbers(results.parent) == numbers(whole)
-
-
-# Flags of the Trainer with values that must change no number.
-NO_CHANGE = {
-    "accelerator": ["auto"],
-    "strategy": ["ddp"],
-    "precision": ["32"],
-    "logger": ["false", "CSVLogger --trainer.logger.save_dir={root}"],
-    "callbacks+": ["LearningRateMonitor"],
-    "max_time": ["00:01:00:00"],
-    "limit_train_batches": ["1.0"],
-    "val_check_interval": ["0.5"],
-    "num_sanity_val_steps": ["1"],
-    "enable_checkpointing": ["true"],
-    "deterministic": ["true"],
-    "inference_mode": ["false"],
-    "profiler": ["simple"],
-    "barebones": ["true"],
-    "reload_dataloaders_every_n_epochs": ["1"],
-}
-# Values that change numbers, and what results then have. Where nothing is listed, the run is
-# refused, or equals the one without the flag.
-EDITS, WORLD, SAES = "full, independent", "pretraining", "SAEs"
-CHANGE: dict[str, dict[str, dict[str, Any]]] = {
-    "max_steps=4": {EDITS: {"n_steps": 4}, WORLD: {"n_steps": 4}, SAES: {"n_steps": 4}},
-    "max_steps=0": {},
-    "max_epochs=0": {},
-    "max_epochs=-1": {},
-    "max_time=00:00:00:00": {},
-    "limit_train_batches=0": {},
-    "limit_train_batches=2": {
-        "probe": {"n_fit": 40},
-        EDITS: {"n_steps": 2},
-        WORLD: {"n_steps": 4},
-        SAES: {"n_steps": 2},
-    },
-    "overfit_batches=2": {
-        "probe": {"n_fit": 40},
-        EDITS: {"n_steps": 2},
-        WORLD: {"n_steps": 4},
-        SAES: {"n_steps": 2},
-    },
-    "gradient_clip_val=0.001": {EDITS: {"n_steps": 15}, WORLD: {}, SAES: {"n_steps": 12}},
-    "precision=bf16-mixed": {EDITS: {"n_steps": 15}, WORLD: {}},
-    "precision=16-true": {},
-    "strategy=fsdp": {},
-    "devices=0": {},
-    "plugins=x": {},
-}
-FLAGS = [f"{flag}={value}" for flag, values in NO_CHANGE.items() for value in values]
-
-
-@pytest.mark.parametrize("study", ["probe", EDITS, "ablation", WORLD, SAES])
-def test_trainer_flags(study: str, work: Work, tmp_path: Path) -> None:
-    whole = numbers(work.reference(study))
-    wrong = []
-    for i, flag in enumerate([*CHANGE, *FLAGS]):
-        root = tmp_path / str(i)
-        options = f"--trainer.{flag}".replace("{root}", str(root)).split()
-        run = start(SMALL_RUNS[study].command(work.inputs, root, *options), tmp_path / f"{i}.err")
-        if status := run.ends():
-            check_line(run.text, status, {1, 2})
-            continue
-        results = [numbers(path.parent) for path in root.rglob("results.json")]
-        expected = CHANGE.get(flag, {}).get(study)
-        is_right = results == [whole] or (
-            expected is not None and results and expected.items() <= results[0][0].items()
-        )
-        if not is_right:
-            wrong.append(flag)
-    assert not wrong

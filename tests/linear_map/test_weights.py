@@ -1,7 +1,6 @@
 """Are Rome and Italy paired? The weights of one label, in Python and by ``lincorr weights``."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,15 +52,6 @@ def test_top_and_rank(run: Path) -> None:
         assert linear_map.rank(PAIR, "Seoul", "South Korea") == 4
         assert linear_map.rank(PAIR, "Seoul", "South…") == 4
         assert linear_map.top(PAIR, "Lima")["reference"].tolist() == [None] * 4
-
-
-def test_a_map_that_knows_neither_answers_nor_references() -> None:
-    """Such as one of an earlier version."""
-    plain = [replace(one, answers=()) for one in (CITY, COUNTRY)]
-    frame = LinearMap({PAIR: replace(ONE, reference=())}, plain, "", {}).top(PAIR, "Seoul", n=1)
-    assert frame.to_dict("records") == [
-        {"label": "Peru", "weight": 4.0, "rank": 1, "reference": None}
-    ]
 
 
 def test_unknown_labels_are_refused() -> None:

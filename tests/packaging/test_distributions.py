@@ -109,7 +109,7 @@ def limit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+@pytest.mark.parametrize("pattern", ["*.whl", pytest.param("*.tar.gz", marks=pytest.mark.nightly)])
 def test_the_main_job_runs_where_it_is_installed(
     folder: Path, pattern: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""A probe's figures: clusters against average linkage by hand, every number where it is drawn."""
+"""A probe's figures: every number where it is drawn."""
 
 import math
 from typing import Any
@@ -11,8 +11,6 @@ from pandas import DataFrame
 from lincorr_lightning.functional import HALF_DECADES
 from lincorr_lightning.knowledge import Answer, Completeness, Domain, Label
 from lincorr_lightning.probe.figures import (
-    cluster,
-    cluster_heatmap,
     interesting_part,
     label_names,
     nulls_figure,
@@ -32,49 +30,6 @@ def make_domain(*answers: tuple[str, str, str]) -> Domain:
         for i, (text, *answer) in enumerate(answers)
     ]
     return Domain(None, tuple(labels), ())  # type: ignore[arg-type]
-
-
-def by_hand(distance: np.ndarray) -> list[float]:
-    """Heights at which groups join: always the two whose members are closest on average."""
-    groups, heights = [[i] for i in range(len(distance))], []
-    while len(groups) > 1:
-        pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
-        mean = {
-            (a, b): np.mean([distance[i, j] for i in groups[a] for j in groups[b]])
-            for a, b in pairs
-        }
-        a, b = min(pairs, key=mean.__getitem__)
-        heights.append(mean[a, b])
-        groups[b] += groups.pop(a)
-    return heights
-
-
-def test_clusters_are_those_of_average_linkage() -> None:
-    r = np.random.default_rng(0).uniform(-0.2, 1, (7, 7))
-    np.fill_diagonal(r, np.nan)
-    order, links = cluster(r)
-    assert links[:, 2] == pytest.approx(by_hand(1 - (r + r.T) / 2))
-    assert sorted(order) == list(range(7))
-    block = np.array([i % 3 for i in range(12)])
-    order, _ = cluster(np.where(block[:, None] == block, 0.9, 0.1))
-    assert (np.diff(block[order]) != 0).sum() == 2, "similar knowledge is side by side"
-    r = np.array([[np.nan, 0.9, np.nan], [0.9, np.nan, np.nan], [np.nan, np.nan, np.nan]])
-    assert cluster(r)[1][:, 2] == pytest.approx([0.1, 1.0]), "a pair without r is far apart"
-
-
-def test_the_tree_stands_over_its_columns() -> None:
-    names = [f"city{i}" for i in range(5)]
-    r = DataFrame(np.random.default_rng(1).uniform(0, 1, (5, 5)), names, names)
-    figure = cluster_heatmap(r, "t", "s")
-    to_png(figure)
-    (tree,) = figure.axes[0].child_axes
-    matrix, drawn = (axes.get_window_extent() for axes in (figure.axes[0], tree))
-    assert matrix.y1 <= drawn.y0 < drawn.y1 <= figure.bbox.height
-    assert (drawn.x0, drawn.x1) == pytest.approx((matrix.x0, matrix.x1), abs=1)
-    feet = {
-        round(x) for line in tree.lines for x, y in zip(*line.get_data(), strict=True) if y == 0
-    }
-    assert feet == set(range(5))
 
 
 def test_interesting_part_has_the_highest_weights() -> None:

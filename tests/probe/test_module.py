@@ -17,7 +17,6 @@ from sklearn.linear_model import LinearRegression, Ridge
 from torch.utils.data import DataLoader
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.errors import (
     CheckpointError,
@@ -172,44 +171,6 @@ def test_ridge_path_equals_scikit_learn(fitted: Fitted, read: SimpleNamespace) -
     assert path[0]["influenced"] == chosen["precision"]["influenced"]
 
 
-def test_a_pair_by_itself_has_the_numbers_of_the_joint_run(
-    fitted: Fitted, small_lm: str, tmp_path: Path
-) -> None:
-    joint = _pairs(fitted[2])["city", "country"]
-    folder = run_probe(tmp_path, small_lm, pairs=["city->country"], knowledge=[])[2]
-    (alone,) = _pairs(folder).values()
-
-    def numbers(tree: object) -> list[float]:
-        if isinstance(tree, dict):
-            return [number for key in sorted(tree) for number in numbers(tree[key])]
-        return [tree] if isinstance(tree, float) else []
-
-    # What is adjusted for the number of pairs depends on it.
-    parts = [{k: v for k, v in one.items() if k != "q"} for one in (joint, alone)]
-    ours, theirs = map(numbers, parts)
-    assert len(ours) >= 9
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
-
-
-def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Path) -> None:
-    probe, trainer, folder = run_probe(tmp_path, small_lm, ridge="auto", pairs="city->country")
-    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
-    rows = probe.joint_rows(halves["fit"]).numpy()
-    x, y = probe.layout.columns("city"), probe.layout.columns("country")
-    judge = np.arange(len(rows)) % 5 == 4
-    means = []
-    for ridge in HALF_DECADES:
-        model = Ridge(alpha=max(ridge, 1e-9)).fit(rows[~judge][:, x], rows[~judge][:, y])
-        means.append(mean_r(model.predict(rows[judge][:, x]), rows[judge][:, y]))
-    expected = max(i for i, mean in enumerate(means) if mean >= max(means) - 0.02)
-    chosen = _pairs(folder)["city", "country"]["ridge"]
-    assert chosen == pytest.approx(HALF_DECADES[expected])
-    # The final map is fitted on the whole half.
-    model = Ridge(alpha=chosen).fit(rows[:, x], rows[:, y])
-    weight = probe.linear_map().weight("city->country")
-    np.testing.assert_allclose(weight, model.coef_, atol=1e-7)
-
-
 def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(
     fitted: Fitted, small_lm: str, tmp_path: Path
 ) -> None:
@@ -294,7 +255,6 @@ def test_checkpoints_that_do_not_fit_are_refused(
     ("options", "error", "key"),
     [
         ({"ridge": -1.0}, ConfigError, "model.ridge is -1.0"),
-        ({"control": "no place"}, ConfigError, "model.control 'no place'"),
         ({"knowledge": ["city"]}, ConfigError, "model.knowledge gives"),
         (
             {"require_reference": ["country->city"], "pairs": "city->country"},
@@ -302,7 +262,6 @@ def test_checkpoints_that_do_not_fit_are_refused(
             "model.require_reference names country->city",
         ),
         ({"require_reference": ["city->color"]}, KnowledgeError, "city->color.*no reference"),
-        ({"knowledge": ["city", "contry"]}, KnowledgeError, "country"),
     ],
 )
 def test_refused_settings(
@@ -331,17 +290,3 @@ def test_an_lm_that_does_not_read_its_prompts_is_refused(small_lm: str, tmp_path
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": wrong}))
     with pytest.raises(LanguageModelError, match="the same logits after every subject"):
         run_probe(tmp_path, str(config.parent))
-
-
-def test_predictions_have_files_and_no_results(
-    checkpoint: str, small_lm: str, tmp_path: Path
-) -> None:
-    """Those of a stored fit; a dry run leaves nothing."""
-    for options in ({"fast_dev_run": True}, {}):
-        probe = LinearProbe(LMConfig(small_lm), knowledge=list(TEMPLATES))
-        data = SubjectsDataModule(probe.lm, n_subjects=300)
-        trainer = quiet_trainer(tmp_path, callbacks=[PredictionWriter()], **options)
-        trainer.predict(probe, datamodule=data, ckpt_path=checkpoint)
-        files = {path.name for path in tmp_path.rglob("*.*") if "tfevents" not in path.name}
-        assert not options or not files
-    assert any("predictions" in name for name in files) and "results.json" not in files

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from lincorr_lightning.knowledge import Answer, Completeness, Domain, Label
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.results import ProbeFindings, probe_results
 from lincorr_lightning.results.results import Results
-from tests.toys import read_table
 
 LABELS = {
     "city": ["Paris", "Rome", "Lyon", "a|b *c*"],
@@ -139,13 +137,6 @@ def test_results_are_those_of_the_contract(results: Results) -> None:
     assert found["ridge_path"][1]["path"][0]["influenced"] is None
 
 
-def test_stored_maps_have_no_ridge_path() -> None:
-    found = make_results(path=[])
-    assert "ridge_path" not in found.values
-    assert "ridge_path" not in [*(table.name for table in found.tables), *figure_names(found)]
-    assert "weights_city-country" in figure_names(found)
-
-
 def test_scalars(results: Results) -> None:
     (score,) = [score for score in make_scores() if score.influenced_n]
     expected = {
@@ -263,21 +254,6 @@ def test_labels_that_never_vary_have_results(tmp_path: Path) -> None:
     found.write(tmp_path)
     assert "NaN" not in (tmp_path / "results.json").read_text()
     assert len(found.table("summary")) == 6
-
-
-def test_figures_are_pictures_with_file_names_that_any_system_takes(
-    results: Results, tmp_path: Path
-) -> None:
-    results.write(tmp_path)
-    names = {path.stem for path in (tmp_path / "figures").iterdir()}
-    matrices = {"correlation_matrix", "instance_matrix", "std_matrix"}
-    assert names == matrices | {"nulls", "ridge_path", "weights_city-country"}
-    for name in names:
-        with Image.open(tmp_path / "figures" / f"{name}.png") as image:
-            assert min(image.size) > 200
-            assert image.convert("L").getextrema() != (255, 255)
-    read = [float(row["label_mean"]) for row in read_table(tmp_path / "tables" / "pairs.csv")]
-    assert read == [score.label_mean for score in make_scores()]
 
 
 def test_figures_are_limited_in_a_run_over_many_pairs() -> None:

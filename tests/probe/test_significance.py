@@ -18,12 +18,7 @@ from lincorr_lightning.probe.module import LinearProbe
 from tests.toys import mean_r, quiet_trainer, read_table
 
 # Knowledge of a group follows from one another in the tiny world (docs/pairs.md).
-GROUPS = (
-    "city country continent language",
-    "ceo company",
-    "sport hobby gender",
-    "color personality",
-)
+GROUPS = ("city country continent", "ceo company")
 FREE = ("pet",)
 
 
@@ -45,7 +40,7 @@ def found(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
     names = [name for group in GROUPS for name in group.split()] + list(FREE)
-    return _run(tmp_path_factory.mktemp("runs"), 1600, knowledge=names, partial_out=["pet"])
+    return _run(tmp_path_factory.mktemp("runs"), 1000, knowledge=names, partial_out=["pet"])
 
 
 def test_findings_are_the_relations_of_the_world(found: Any) -> None:
@@ -57,7 +52,7 @@ def test_findings_are_the_relations_of_the_world(found: Any) -> None:
     # Pets correlate weakly with companies by chance.
     assert len(significant - related) <= 3
     assert all(pairs[name]["label_mean"] < 0.12 for name in significant - related)
-    assert len(pairs) > 4 * len(related)
+    assert len(pairs) > 3 * len(related)
 
 
 def test_p_and_q_follow_from_excess_and_error(found: Any) -> None:
@@ -123,22 +118,6 @@ def test_partial_r_is_that_of_scikit_learn(found: Any) -> None:
     alone = [stats.pearsonr(p, t)[0] ** 2 for p, t in zip(plain.T, y["test"].T, strict=True)]
     unique = np.square(r) * v["test"].var(0) / y["test"].var(0)
     assert pair["through_given"] == pytest.approx(1 - unique.sum() / np.sum(alone), abs=1e-6)
-
-
-def test_partialled_out_knowledge_has_no_partial_r(found: Any) -> None:
-    for pair in found[0]["pairs"]:
-        has_one = "pet" not in (pair["source"], pair["target"])
-        assert (pair["partial_label_mean"] is not None) == has_one
-        assert (pair["through_given"] is not None) == has_one
-
-
-def test_tables_and_figures_rank_the_pairs(found: Any) -> None:
-    run = found[3]
-    rows = read_table(run / "tables" / "ranking.csv")
-    excess = [float(row["excess"]) for row in rows]
-    assert excess == sorted(excess, reverse=True)
-    assert len(rows) == len(found[0]["pairs"])
-    assert (run / "figures" / "ranking.png").stat().st_size > 10_000
 
 
 def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_no_pair(

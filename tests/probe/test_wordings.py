@@ -14,12 +14,11 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from tests.probe.test_module import Fitted, run_probe
-from tests.toys import quiet_trainer, read_table
+from tests.toys import read_table
 
 TOWN = ["{} lives in the city of", "the city of {} is", "{} was born in the city of"]
 LAND = ["{} lives in the country of", "the country of {} is"]
@@ -215,29 +214,6 @@ def test_the_saved_map_is_that_of_the_first_wording(
     for pair in results_of(alone[2])["pairs"]:
         spread = values[pair["source"], pair["target"]]["label_mean"]
         assert spread["values"][0] == pytest.approx(pair["label_mean"], abs=1e-5)
-
-
-def test_a_checkpoint_scores_all_wordings(
-    fitted: Fitted, small_lm: str, file: str, tmp_path: Path
-) -> None:
-    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    probe = LinearProbe(
-        LMConfig(small_lm),
-        knowledge_files=[file],
-        paraphrases=True,
-        partial_out=["team"],
-        **OPTIONS,
-    )
-    subjects = SubjectsDataModule(probe.lm, n_subjects=300, batch_size=64)
-    trainer = quiet_trainer(tmp_path, logger=False)
-    trainer.test(probe, subjects, ckpt_path=path, verbose=False)
-    for before, after in zip(
-        results_of(fitted[2])["pairs"], results_of(tmp_path)["pairs"], strict=True
-    ):
-        values = [one["templates"]["label_mean"]["values"] for one in (before, after)]
-        assert values[1] == pytest.approx(values[0], abs=1e-6)
-    (batch,) = trainer.predict(probe, subjects, ckpt_path=path)[:1]  # type: ignore[index]
-    assert set(batch["logits"]) == set(batch["labels"]) == set(WORDINGS)
 
 
 def test_wordings_that_the_lm_cannot_read_are_left_out(

@@ -19,14 +19,15 @@ from lincorr_lightning.study import Study
 from tests.launching import launch, run_in_two
 from tests.toys import read_table
 
+KEEPING = (
+    "--trainer.enable_checkpointing=true --trainer.callbacks+=ModelCheckpoint "
+    "--trainer.callbacks.filename={step} --trainer.callbacks.every_n_train_steps=1 "
+    "--trainer.callbacks.save_top_k=-1"
+).split()
+"""Options that keep the checkpoint of every step."""
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
-SHARDED = [
-    "--config",
-    "trainer/fsdp.yaml",
-    "--trainer.devices=2",
-    "--trainer.accelerator=cpu",
-]
+SHARDED = "--config trainer/fsdp.yaml --trainer.devices=2 --trainer.accelerator=cpu".split()
 
 
 def read(rank: int, folder: str, out: str) -> None:
@@ -104,38 +105,19 @@ def test_all_ranks_see_that_weights_of_one_diverged(small_lm: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_probe_and_its_checkpoint(small_lm: str, tmp_path: Path) -> None:
-    common = [
-        "--config",
-        "linear_probe.yaml",
-        f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]",
-        "--model.require_reference=[]",
-        "--data.n_subjects=181",
-        "--data.batch_size=20",
-        "--trainer.enable_progress_bar=false",
-        "--trainer.enable_checkpointing=true",
-    ]
+    common = (
+        "--config linear_probe.yaml --model.knowledge=[city,country] --data.n_subjects=181 "
+        "--data.batch_size=20 --model.require_reference=[] --trainer.enable_progress_bar=false "
+        f"--trainer.enable_checkpointing=true --model.lm.name_or_path={small_lm}"
+    ).split()
     program("fit", *common, f"--trainer.default_root_dir={tmp_path / 'two'}")
     main(["fit", *common, f"--trainer.default_root_dir={tmp_path / 'one'}"])
     (checkpoint,) = (tmp_path / "two").rglob("*.ckpt")
-    main(
-        [
-            "test",
-            *common,
-            f"--trainer.default_root_dir={tmp_path / 'again'}",
-            f"--ckpt_path={checkpoint}",
-        ]
-    )
-    (checkpoint,) = (tmp_path / "one").rglob("*.ckpt")
-    program(
-        "test",
-        *common,
-        f"--trainer.default_root_dir={tmp_path / 'sharded'}",
-        f"--ckpt_path={checkpoint}",
-    )
+    again = [f"--trainer.default_root_dir={tmp_path / 'again'}", f"--ckpt_path={checkpoint}"]
+    main(["test", *common, *again])
     one, *all_others = (
         json.loads(next((tmp_path / name).rglob("results.json")).read_text())["pairs"]
-        for name in ("one", "two", "again", "sharded")
+        for name in ("one", "two", "again")
     )
     for others in all_others:
         for ours, theirs in zip(one, others, strict=True):
@@ -144,25 +126,13 @@ def test_probe_and_its_checkpoint(small_lm: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.nightly)])
 def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
-    common = [
-        "fit",
-        "--config",
-        "source_finetune.yaml",
-        f"--model.lm.name_or_path={small_lm}",
-        "--model.protocol=joint",
-        f"--model.method={method}",
-        "--data.n_edits=7",
-        "--trainer.max_epochs=2",
-        "--trainer.enable_progress_bar=false",
-        "--trainer.callbacks+=Forecast",
-        "--trainer.enable_checkpointing=true",
-        "--trainer.callbacks+=ModelCheckpoint",
-        "--trainer.callbacks.filename={step}",
-        "--trainer.callbacks.every_n_train_steps=1",
-        "--trainer.callbacks.save_top_k=-1",
-    ]
+    common = (
+        f"fit --config source_finetune.yaml --model.lm.name_or_path={small_lm} "
+        f"--model.protocol=joint --model.method={method} --data.n_edits=7 --trainer.max_epochs=2 "
+        "--trainer.enable_progress_bar=false --trainer.callbacks+=Forecast"
+    ).split() + KEEPING
 
     def at(name: str, n_edits: int) -> list[str]:
         return [

@@ -16,8 +16,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
+from lincorr_lightning.data.subjects import SubjectBatch
+from lincorr_lightning.errors import NonFiniteError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.probe.module import LinearProbe
 from tests.launching import run_in_two
 from tests.reproduce.test_reproduce import write_config
 from tests.small_runs import SMALL_RUNS, make_inputs
@@ -29,35 +32,27 @@ HOW = {"seconds", "settings", "versions", "model"}
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
-def run_broken(
-    code: str, study: str, lm: str, folder: Path, **environment: str
-) -> "subprocess.CompletedProcess[str]":
+def run_killed(lm: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a study of this code with the program, which starts the other process itself."""
-    (folder / "study.py").write_text(code)
+    (folder / "study.py").write_text(KILLED)
+    options = {
+        "model": "study.Killed",
+        "model.lm.name_or_path": lm,
+        "model.knowledge": "[city,country]",
+        "model.require_reference": "[]",
+        "data.n_subjects": 200,
+        "data.batch_size": 20,
+        "trainer.default_root_dir": folder,
+    }
+    configs = ["--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml"]
+    arguments = [f"--{key}={value}" for key, value in options.items()]
+    ready = {"READY": str(folder / "ready"), "PYTHONPATH": str(folder)}
     return subprocess.run(  # which waits for four minutes at most
-        [
-            sys.executable,
-            "-m",
-            "lincorr_lightning",
-            "fit",
-            "--config",
-            "linear_probe.yaml",
-            "--config",
-            "trainer/ddp_cpu.yaml",
-            "--model",
-            f"study.{study}",
-            f"--model.lm.name_or_path={lm}",
-            "--model.knowledge=[city,country]",
-            "--model.require_reference=[]",
-            "--data.n_subjects=200",
-            "--data.batch_size=20",
-            f"--trainer.default_root_dir={folder}",
-            *QUIET,
-        ],
+        [sys.executable, "-m", "lincorr_lightning", "fit", *configs, *arguments, *QUIET],
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **ready},
     )
 
 
@@ -178,7 +173,10 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("study", CASES)
+@pytest.mark.parametrize(
+    "study",
+    [pytest.param(x, marks=pytest.mark.nightly if x[:4] == "LoRA" else ()) for x in CASES],
+)
 def test_two_processes_have_the_numbers_of_one(study: str, inputs: Path, tmp_path: Path) -> None:
     case, small = CASES[study], SMALL_RUNS[study]
     folders = tmp_path / "one", tmp_path / "two"
@@ -206,34 +204,27 @@ def change_silu(rank: int) -> None:
     torch.nn.functional.silu = lambda x, inplace=False: silu(x) * 1.001
 
 
-def test_cache_of_states(small_lm, tmp_path):
-    """Ranks fill it together, find all prompts, and discard it where the LM computes others."""
+def test_cache_of_states(inputs: Path, tmp_path: Path) -> None:
+    """Ranks discard what another LM computed, fill the cache together, and find all prompts."""
+    states = str(tmp_path / "states")
 
-    def run(name: str, cache: str, prepare: Callable[[int], None] | None = None) -> str:
-        options = {
-            "model.lm.name_or_path": small_lm,
-            "model.lm.state_cache": cache,
-            "model.knowledge": "[city,country]",
-            "model.require_reference": "[]",
-            "data.n_subjects": 100,
-            "data.batch_size": 20,
-            "trainer.default_root_dir": tmp_path / name,
-        }
-        configs = ["--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml"]
-        arguments = [f"--{key}={value}" for key, value in options.items()]
-        done = run_in_two("fit", *configs, *arguments, *QUIET, prepare=prepare)
+    def command(name: str, *more: str) -> list[str]:
+        options = f"--model.lm.state_cache={states}", "--data.n_subjects=60"
+        return SMALL_RUNS["probe"].command(inputs, tmp_path / name, *options, *more)
+
+    def run(name: str, prepare: Callable[[int], None] | None = None) -> str:
+        done = run_in_two(*command(name, "--config", "trainer/ddp_cpu.yaml"), prepare=prepare)
         assert done.returncode == 0, done.stderr[-3000:]
         return str(done.stderr)
 
-    states = str(tmp_path / "states")
-    all_found = rf"(?m)^(\d+) of \1 prompts of {small_lm} were in {states}$"
-    assert not re.search(all_found, run("first", states))
-    log = run("second", states)
-    assert re.search(all_found, log) and "Discarding" not in log
-    assert numbers(tmp_path / "first") == numbers(tmp_path / "second")
-    log = run("changed", states, change_silu)
+    main(command("first"))
+    all_found = rf"(?m)^(\d+) of \1 prompts of {inputs / 'lm'} were in {states}$"
+    log = run("changed", change_silu)
     assert not re.search(all_found, log) and "Discarding" in log
     assert numbers(tmp_path / "changed") != numbers(tmp_path / "first")
+    log = run("again", change_silu)
+    assert re.search(all_found, log) and "Discarding" not in log
+    assert numbers(tmp_path / "changed") == numbers(tmp_path / "again")
 
 
 def test_a_reproduction_of_several_runs(small_lm, tmp_path):
@@ -241,59 +232,38 @@ def test_a_reproduction_of_several_runs(small_lm, tmp_path):
     found = []
     for name, overlays in (("one", []), ("two", ["trainer/ddp_cpu.yaml"])):
         config = write_config(tmp_path, overlays=overlays)
-        command = [
-            "reproduce",
-            "--config",
-            str(config),
-            "--lm",
-            small_lm,
-            "--only=table6,figure10",
-            "--output",
-            str(tmp_path / name),
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "lincorr_lightning", *command],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("Page: ") == 1
-        found.append(
-            {
-                run: numbers(folder)
-                for folder in (tmp_path / name / "runs").glob("*/*")
-                if folder.is_dir()
-                for run in [folder.name]
-            }
-        )
-    one, two = found
-    assert one.keys() == two.keys() == {"probe_attribute", "edits_city-country"}
-    for ours, theirs in zip(*(run["probe_attribute"]["pairs"] for run in found), strict=True):
+        folder = tmp_path / name
+        command = ["reproduce", "--config", str(config), "--lm", small_lm, "--only=figure10"]
+        command += ["--output", str(folder)]
+        if name == "one":
+            main(command)
+        else:
+            done = run_in_two(*command)
+            assert done.returncode == 0, done.stderr[-3000:]
+        assert (folder / "report.html").is_file()
+        found.append(numbers(folder))
+    for ours, theirs in zip(*(results["pairs"] for results in found), strict=True):
         for key in ("source", "target", "label_mean", "control_label_mean", "precision"):
             assert_close(ours[key], theirs[key], 1e-3, key)
-    for key in ("n_edits", "generalized", "hallucinated", "source_learned"):
-        assert one["edits_city-country"][key] == two["edits_city-country"][key]
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
 
-BROKEN = """
-import os
-from lincorr_lightning.errors import NonFiniteError
-from lincorr_lightning.probe import LinearProbe
 
-class Broken(LinearProbe):
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 1 and self.trainer.global_rank == int(os.environ["BROKEN"]):
+def break_second(rank: int) -> None:
+    step = LinearProbe.training_step
+
+    def broken(self: LinearProbe, batch: SubjectBatch, batch_idx: int) -> None:
+        if batch_idx == 1 and rank == 1:
             raise NonFiniteError("what broke")
-        return super().training_step(batch, batch_idx)
-"""
+        step(self, batch, batch_idx)
+
+    LinearProbe.training_step = broken  # type: ignore[method-assign]
 
 
-def test_a_process_that_fails_ends_the_run(small_lm, tmp_path):
-    done = run_broken(BROKEN, "Broken", small_lm, tmp_path, BROKEN="1")
+def test_a_process_that_fails_ends_the_run(inputs: Path, tmp_path: Path) -> None:
+    small = SMALL_RUNS["probe"].command(inputs, tmp_path, "--config", "trainer/ddp_cpu.yaml")
+    done = run_in_two(*small, prepare=break_second)
     assert done.returncode not in (0, None)
     assert "lincorr: error: what broke" in done.stderr
     assert "Traceback" not in done.stderr
@@ -317,27 +287,20 @@ class Killed(LinearProbe):
 """
 
 
+@pytest.mark.nightly  # the program starts the second process itself, with all its imports
 def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
     """Both have the same stderr: that it comes to its end says that both are gone."""
-    done = run_broken(KILLED, "Killed", small_lm, tmp_path, READY=str(tmp_path / "ready"))
+    done = run_killed(small_lm, tmp_path)
     assert done.returncode == -signal.SIGKILL
 
 
+EDITS = "fit --config source_finetune.yaml --config trainer/ddp_cpu.yaml".split()
+
+
 def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, tmp_path):
-    done = run_in_two(
-        "fit",
-        "--config",
-        "source_finetune.yaml",
-        "--config",
-        "trainer/ddp_cpu.yaml",
-        f"--model.lm.name_or_path={small_lm}",
-        "--model.protocol=joint",
-        "--data.n_edits=2",
-        "--model.edits_per_step=1",
-        "--model.learning_rate=1e37",
-        f"--trainer.default_root_dir={tmp_path}",
-        *QUIET,
-    )
+    lm, root = f"--model.lm.name_or_path={small_lm}", f"--trainer.default_root_dir={tmp_path}"
+    options = "--model.protocol=joint --data.n_edits=2 --model.edits_per_step=1".split()
+    done = run_in_two(*EDITS, *options, "--model.learning_rate=1e37", lm, root, *QUIET)
     assert done.returncode not in (0, None)
     lines = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
     data = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=2)
@@ -347,16 +310,7 @@ def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, t
 
 
 def test_more_processes_than_edits(small_lm, tmp_path):
-    done = run_in_two(
-        "fit",
-        "--config",
-        "source_finetune.yaml",
-        "--config",
-        "trainer/ddp_cpu.yaml",
-        f"--model.lm.name_or_path={small_lm}",
-        "--data.n_edits=1",
-        f"--trainer.default_root_dir={tmp_path}",
-        *QUIET,
-    )
+    lm, root = f"--model.lm.name_or_path={small_lm}", f"--trainer.default_root_dir={tmp_path}"
+    done = run_in_two(*EDITS, "--data.n_edits=1", lm, root, *QUIET)
     assert done.returncode not in (0, None)
     assert "2 processes cannot share 1 edits" in done.stderr

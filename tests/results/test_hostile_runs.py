@@ -19,24 +19,17 @@ HTML = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
 # Keys that lead to a value of results.json, and the new value.
 CHANGES: list[Any] = [
     ("study", HTML),
-    ("study", "../../x"),
     ("lm", "name_or_path", HTML),
     ("lm", "name_or_path", "\ud800"),
-    ("lm", [1, 2]),
     (HTML, 1.5),
     ("settings", {HTML: HTML}),
-    ("figures", 0, "caption", HTML),
     ("figures", 0, "name", "../../x"),
     ("tables", 0, "name", "../../../etc/passwd"),
     ("tables", 0, "note", [HTML]),
     ("tables", 0, "columns", {"a": 1}),
-    ("tables", 0, "columns", 0, "heading", HTML),
-    *(("tables", 0, "columns", 1, "format", form) for form in ("%%", ".999999999f", 5)),
+    ("tables", 0, "columns", 1, "format", ".999999999f"),
     ("tables", 0, "unit", [["pair"]]),
-    *(
-        ("tables", 0, "means", means)
-        for means in ({"r": HTML}, {"r": {"column": "r", "where": [HTML]}})
-    ),
+    ("tables", 0, "means", {"r": {"column": "r", "where": [HTML]}}),
 ]
 
 HEAD = "pair,r,excess,hit\n"
@@ -48,9 +41,7 @@ ALIASES = "".join(
 FILES: list[tuple[str, Any]] = [
     ("results.json", b'{"a":' * 100_000),
     ("results.json", os.mkfifo),
-    ("tables/pairs.csv", f"{HEAD}a,nan,inf,1e999\n"),
     ("tables/pairs.csv", f"{HEAD}{HTML.replace(',', '')},1,1,1\n"),
-    ("config.yaml", f"a: '{HTML[:25]}'\nseed: <b>\n"),
     ("config.yaml", f"a: &a {{x: 1}}\n{ALIASES}"),
     ("config.yaml", "a: !!python/object/apply:os.system ['touch pwned']\n"),
     ("figures/matrix.png", os.mkfifo),

@@ -100,14 +100,6 @@ def test_files_hold_what_results_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "tables" / "edits.csv").exists()
 
 
-def test_figures_have_files_of_other_formats_beside_png(tmp_path: Path) -> None:
-    results = small_results()
-    results.write_parts(tmp_path, formats=["svg", "pdf"])
-    begin = {path.suffix: path.read_bytes()[:4] for path in (tmp_path / "figures").iterdir()}
-    assert begin == {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xm"}
-    assert results.figures[0].png == (tmp_path / "figures" / "matrix.png").read_bytes()
-
-
 def test_cells_as_text() -> None:
     table = small_results().table("pairs")
     assert table.texts() == [["city->country", "0.99", "1,650"], ["a|b", "", "3"]]

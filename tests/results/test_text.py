@@ -7,7 +7,7 @@ import pytest
 from markdown_it import MarkdownIt
 from pandas import DataFrame, MultiIndex
 
-from lincorr_lightning.results.plots import p_text, short
+from lincorr_lightning.results.plots import short
 from lincorr_lightning.results.report import latex, to_latex, to_markdown, write_report
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.saved_run import config_verb
@@ -116,7 +116,6 @@ def test_latex_has_no_stray_sign(nasty_table: Table) -> None:
 
 
 def test_short_texts() -> None:
-    assert [p_text(p) for p in (0.0004, 0.0213)] == ["p < .001", "p = .021"]
     assert [short(value) for value in (0.98, -0.141, -0.001, 1.0)] == [".98", "−.14", ".00", "1.00"]
     assert latex("city->country:\n86%") == r"city$\rightarrow$country: 86\%"
     assert config_verb("# A.\n#   lincorr test --config configs/a.yaml\n") == "test"
