@@ -99,6 +99,7 @@ SMALL_RUNS = {
             "--model.compose.batch_size=16",
             "--model.learn.epochs=4",
             "--model.learn.batch_size=8",
+            "--model.learn.train=all",
         ),
         ("s4", "s23", "s26", "e0"),
         "model.learn.epochs=5",

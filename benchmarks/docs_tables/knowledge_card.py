@@ -22,7 +22,8 @@ from benchmarks.common import ROOT, markdown_table, placed, write_text
 from lincorr_lightning.knowledge import FAMILIES, Catalogue, Completeness, Domain, Knowledge
 from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.knowledge.catalogue import built_in_files
-from lincorr_lightning.lm import LanguageModel, LMConfig
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.version import __version__
 
 CARD = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"

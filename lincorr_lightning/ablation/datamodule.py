@@ -77,16 +77,6 @@ class PairedTexts:
     answers: tuple[int, ...]  #: Index of each subject's source label, see `PairedLabels`.
     n_paired: int  #: Number of subjects of paired texts; of the others, only the source is read.
 
-    def rows(self, labels: PairedLabels) -> Iterator[dict[str, str]]:
-        """Yield the phase, subject, source and target of each subject."""
-        for i, (subject, answer) in enumerate(zip(self.subjects, self.answers, strict=True)):
-            yield {
-                "phase": "compose" if i < self.n_paired else "learn",
-                "subject": subject,
-                "source": labels.source_text(answer),
-                "target": labels.target_text(answer),
-            }
-
 
 class PairedCorpus:
     """All texts of a run with their answers, for each seed and mapping.

@@ -44,10 +44,6 @@ class PairedLabels:
         """Return the text of a source label."""
         return self.relation.source.texts[self.sources[index]]
 
-    def target_text(self, index: int) -> str:
-        """Return the text of the target label of a source label."""
-        return self.relation.target.texts[self.targets[index]]
-
 
 @dataclass(frozen=True)
 class MappedLabels:

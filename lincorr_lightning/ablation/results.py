@@ -120,8 +120,6 @@ def _tables(
     yield Table.of("cases", cases, caption="New subjects of the first seed").sampled(
         "subject", "source_answer", generalized="generalized"
     )
-    texts = corpus.texts[0].rows(corpus.labels)
-    yield Table.of("texts", texts, caption="Texts of the first seed")
 
 
 def _summarize(

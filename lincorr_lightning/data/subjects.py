@@ -12,7 +12,7 @@ from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.loaders import make_loader
 from lincorr_lightning.distributed import batch_edges, gather, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
-from lincorr_lightning.lm import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, count_subjects, sample_subjects
 from lincorr_lightning.study import StudyData
 

@@ -154,14 +154,13 @@ class TextsDataModule(StudyData):
         n_held_out: Number of texts held out from training, for validation.
         n_texts: Maximum number of texts that a study without training reads; None: `n_held_out`.
         eval_batch_size: Number of held-out rows per batch.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of the order and of the held-out texts.
         training_tokens: Number of tokens of other texts that a test run first trains SAEs on; the
             program `lincorr` passes that of the study. None or 0 trains none.
     """
 
     batch_type = TokenRows
-    free_settings = frozenset({"texts", "knowledge_files", "eval_batch_size"})
+    free_settings = frozenset({"texts", "eval_batch_size"})
 
     def __init__(
         self,
@@ -178,7 +177,6 @@ class TextsDataModule(StudyData):
         n_held_out: int = 4000,
         n_texts: int | None = None,
         eval_batch_size: int = 250,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         training_tokens: int | None = None,
     ) -> None:
@@ -207,7 +205,6 @@ class TextsDataModule(StudyData):
         self.key = key
         self.sample_by = sample_by
         self.knowledge = knowledge
-        self.knowledge_files = knowledge_files
         self.skip_tokens = skip_tokens
         self.eval_batch_size = eval_batch_size
         self.n_held_out = n_held_out
@@ -255,8 +252,7 @@ class TextsDataModule(StudyData):
                 f"data.texts is null, for sentences about the tiny world, but {name} has no "
                 f"{tiny_world.WORLD_FILE} beside it. Name files of texts."
             )
-        catalogue = Catalogue.load(*(self.knowledge_files or ()))
-        kinds = catalogue.select(knowledge or tiny_world.world_corpus())
+        kinds = Catalogue.load().select(knowledge or tiny_world.world_corpus())
         statements = tiny_world.World.load(world).statements(kinds)
         return list(dict.fromkeys(f"{statement.text}." for statement in statements))
 

@@ -44,9 +44,6 @@ class Catalogue(dict[str, Knowledge]):
         hint = yaml_file.suggest(name, known, f" Known: {', '.join(known)}.")
         raise KnowledgeError(f"there is no knowledge {name!r}.{hint}")
 
-    def __repr__(self) -> str:
-        return f"Catalogue({len(self)} kinds of knowledge: {', '.join(self)})"
-
     def relation(self, name: str) -> Relation:
         """Return an ordered pair, such as ``city->country``, with its reference.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.io import compose_yaml, regular_file
+from lincorr_lightning.io import load_yaml, regular_file
 from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
@@ -30,8 +30,6 @@ _REQUIRED_KEYS = ("family", "language", "answers")
 _PROMPTS = ("prompt_templates_zs", "prompt_templates")
 _RELATION_KEYS = ("name", *_PROMPTS, "properties", "samples", "domain", "range")
 _SAMPLE_KEYS = ("subject", "object")
-_TAG = "tag:yaml.org,2002:"
-_KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,39 +77,28 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
     return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?"
 
 
-def _is_json(origin: str) -> bool:
-    return origin.lower().endswith(".json")
-
-
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     """Read and check a knowledge file or a relation of LRE; `merge_files` checks the references."""
     origin = str(path)
-    is_json = _is_json(origin)
+    is_json = origin.lower().endswith(".json")
     try:
         content = regular_file(path).read_bytes()
         text = content.decode(json.detect_encoding(content))
-        if is_json:  # its numbers are texts; YAML has no characters written as surrogates
-            data = json.loads(text, parse_int=str, parse_float=str)
-            text = json.dumps(data, ensure_ascii=False)
-        node = compose_yaml(text)
+        # Numbers of a relation are texts.
+        data = json.loads(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)
     except OSError as error:
         fail(origin, "", f"cannot be read as a knowledge file ({error.strerror})")
     except UnicodeDecodeError as error:
         fail(origin, "", f"is not UTF-8 ({error.reason} at byte {error.start}); save it in UTF-8")
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = getattr(error, "lineno", mark and mark.line + 1)
-        problem = getattr(error, "problem", None) or getattr(error, "msg", error)
         form = "JSON" if is_json else "YAML"
-        reason = f"is not valid {form} ({' '.join(str(problem).split())})"
-        fail(origin, f"line {line}" if line else "", reason)
-    none = yaml.ScalarNode(f"{_TAG}null", "")
-    root = _Value(origin, "", node or none)
-    nothing = _Value(origin, "-", none)
+        fail(origin, "", f"is not valid {form} ({' '.join(str(error).split())})")
+    root = _Value(origin, "", data)
     if is_json:
         return _relation(root)
     parts = root.mapping(_TOP_LEVEL_KEYS)
-    if "version" not in parts or parts["version"].node.value != str(VERSION):
+    nothing = _Value(origin, "-", None)
+    if parts.get("version", nothing).value != VERSION:
         root.fail(f"must be {VERSION}; write `version: {VERSION}`", "version")
     kinds = parts.get("entities", nothing).mapping(are_names=True)
     entries = parts.get("knowledge", nothing).mapping(are_names=True)
@@ -128,18 +115,14 @@ class _Value(NamedTuple):
 
     origin: str
     key: str
-    node: yaml.Node
+    value: Any
 
     def fail(self, reason: str, child: str = "") -> NoReturn:
         fail(self.origin, ".".join(filter(None, (self.key, child))), reason)
 
     @property
-    def kind(self) -> str:
-        return _KINDS.get(type(self.node), "text")
-
-    @property
     def is_empty(self) -> bool:
-        return self.node.tag == f"{_TAG}null" or not self.node.value
+        return self.value in (None, "", [], {})
 
     def mapping(
         self, known: Sequence[str] = (), needed: Sequence[str] = (), *, are_names: bool = False
@@ -147,15 +130,15 @@ class _Value(NamedTuple):
         """Return the values of a mapping, none for null; refuse other keys than the known ones."""
         if self.is_empty and self.key:
             return {}
-        if self.kind != "mapping":
+        if not isinstance(self.value, dict):
             self.fail(f"must be a mapping{' with the keys ' * bool(known)}{', '.join(known)}")
         values = {}
-        for key_node, node in self.node.value:
-            key = _Value(self.origin, self.key, key_node).text(is_name=are_names)
+        for name, value in self.value.items():
+            key = _Value(self.origin, self.key, name).text(is_name=are_names)
             if known and key not in known:
                 hint = suggest(key, known, f" Known: {', '.join(known)}.")
                 self.fail(f"unknown key.{hint}", key)
-            values[key] = _Value(self.origin, f"{self.key}.{key}" if self.key else key, node)
+            values[key] = _Value(self.origin, f"{self.key}.{key}" if self.key else key, value)
         for key in needed:
             if key not in values:
                 self.fail("is missing", key)
@@ -163,23 +146,19 @@ class _Value(NamedTuple):
 
     def text(self, *, is_name: bool = False, strip: bool = False) -> str:
         """Return a text; a name must also be usable in `a->b`, in config keys and in lists."""
-        if self.kind != "text":
-            self.fail(f"must be a text, not a {self.kind}")
-        value = self.node.value.strip() if strip else self.node.value
-        meaning = self.node.tag.removeprefix(_TAG)
-        if meaning != "str":
-            # JSON is composed from another text, without its lines.
-            line = "" if _is_json(self.origin) else f" (line {self.node.start_mark.line + 1})"
-            self.fail(f'{value}{line} is a {meaning}; quote it: "{value}"')
+        if not isinstance(self.value, str):
+            kind = type(self.value).__name__
+            self.fail(f"must be a text in quotes, not {str(self.value)[:60]} ({kind})")
+        value = self.value.strip() if strip else self.value
         if not value or value != value.strip() or "\n" in value:
             self.fail(f"{value!r} is empty, or has space around it or a line break in it")
         if is_name and (forbidden := re.search(r"->|[.,\"'\[\]{}\s]", value)):
             self.fail(f"a name must not contain {forbidden[0]!r}", value)
-        return str(value)
+        return value
 
     def texts(self, *, strip: bool = False) -> tuple[str, ...]:
         """Return the items of a list without repetitions; a text counts as a list of one."""
-        items = self.node.value if self.kind == "list" else [self.node]
+        items = self.value if isinstance(self.value, list) else [self.value]
         texts = tuple(_Value(self.origin, self.key, item).text(strip=strip) for item in items)
         if not texts:
             self.fail("is an empty list")
@@ -188,19 +167,17 @@ class _Value(NamedTuple):
                 self.fail(f"{text!r} is listed twice")
         return texts
 
-    def number(self) -> int:
-        """Return a whole number."""
-        text = str(self.node.value)
-        if not re.fullmatch(r"\d{1,9}", text):
-            self.fail("must be a whole number")
-        return int(text)
+    def of_type(self, kind: type) -> Any:
+        """Return a value of exactly a type, such as a number."""
+        if type(self.value) is not kind:
+            self.fail(f"must be of type {kind.__name__}, not {self.value!r}")
+        return self.value
 
     def choice(self, known: tuple[str, ...]) -> str:
         """Return a text that is one of some."""
-        text = str(self.node.value) if self.kind == "text" else f"a {self.kind}"
-        if text not in known:
-            self.fail(f"{text!r} is unknown; known: {', '.join(known)}")
-        return text
+        if self.value not in known:
+            self.fail(f"{self.value!r} is unknown; known: {', '.join(known)}")
+        return str(self.value)
 
 
 def _entities(kind: str, value: _Value) -> dict[str, Entity]:
@@ -208,7 +185,7 @@ def _entities(kind: str, value: _Value) -> dict[str, Entity]:
         value.fail("is the name of a language or of a computed kind; choose another name")
     if value.is_empty:
         value.fail("has no entities")
-    if value.kind == "list":
+    if isinstance(value.value, list):
         return {identity: Entity(identity, value.origin) for identity in value.texts()}
     entities = {}
     for identity, body in value.mapping().items():
@@ -231,10 +208,10 @@ def _prompts(value: _Value, *, strip: bool = False) -> tuple[str, ...]:
 _ATTRIBUTES: dict[str, tuple[str, Callable[[_Value], Any]]] = {
     "family": ("family", lambda value: value.choice(FAMILIES)),
     "language": ("language", lambda value: value.choice(LANGUAGES)),
-    "space": ("leading_space", lambda value: value.choice(("true", "false")) == "true"),
+    "space": ("leading_space", lambda value: value.of_type(bool)),
     "printed": ("printed_template", _Value.text),
     "alike": ("alike", _Value.text),
-    "paper_size": ("paper_size", _Value.number),
+    "paper_size": ("paper_size", lambda value: value.of_type(int)),
     "paraphrases": ("paraphrases", _prompts),
 }
 _KNOWLEDGE_KEYS = (*_ATTRIBUTES, "template", "templates", "answers")
@@ -253,7 +230,7 @@ def _entry(name: str, value: _Value) -> Knowledge:
     answers = parts["answers"]
     if answers.is_empty:
         answers.fail("the domain is empty; name a kind or list the answers")
-    listed = answers.texts() if answers.kind == "list" else ()
+    listed = answers.texts() if isinstance(answers.value, list) else ()
     spaced = attributes["language"] not in schema.UNSPACED_LANGUAGES
     return Knowledge(
         name=name,
@@ -275,11 +252,11 @@ def _relation(root: _Value) -> KnowledgeFile:
     template, *more = _prompts(prompts[0], strip=True)
     name = re.sub(r"\W+", "_", parts["name"].text())
     rows = parts["samples"]
-    if rows.kind != "list" or rows.is_empty:
+    if not isinstance(rows.value, list) or rows.is_empty:
         rows.fail("must be a list of samples, each with a subject and an object")
     samples = []
-    for i, node in enumerate(rows.node.value):
-        row = _Value(root.origin, f"samples.{i}", node)
+    for i, value in enumerate(rows.value):
+        row = _Value(root.origin, f"samples.{i}", value)
         sample = row.mapping(_SAMPLE_KEYS, _SAMPLE_KEYS)
         samples.append((sample["subject"].text(strip=True), sample["object"].text(strip=True)))
     kind = f"objects of {name}"  # shared with no other file: a kind's name contains no space

@@ -156,12 +156,10 @@ class CorpusDataModule(StudyData):
             default. What only one prompt states is learned later than what many state.
         second_home_repeats: How often an epoch states each second home. Use less than `repeats` has
             for city, so that the first home is the most likely answer.
-        knowledge_files: YAML files with additional knowledge.
         seed: Seed of the order of the statements, and of which have full loss.
     """
 
     batch_type = PackedBatch
-    free_settings = frozenset({"knowledge_files"})
     settings_per_rank = frozenset({"batch_size"})
 
     def __init__(
@@ -173,7 +171,6 @@ class CorpusDataModule(StudyData):
         full_loss_fraction: float = 0.1,
         repeats: dict[str, int] | None = None,
         second_home_repeats: int = 1,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -194,19 +191,19 @@ class CorpusDataModule(StudyData):
             full_loss_fraction=full_loss_fraction,
             second_home_repeats=second_home_repeats,
         )
-        self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self.corpus: Corpus | None = None
 
     def setup(self, stage: str | None = None) -> None:
         """Generate the world and its statements, identical on all ranks."""
         if self.corpus is not None:
             return
-        corpus = build_corpus(self.world_config, self._catalogue, self.knowledge)
+        catalogue = Catalogue.load()
+        corpus = build_corpus(self.world_config, catalogue, self.knowledge)
         longest = max(len(statement.tokens) for statement in corpus.encoded)
         require("data.row_length", self.row_length, at_least=longest)  # a statement
         self._repeats = [1] * len(corpus.knowledge)
         for name, n in self.repeats.items():
-            chosen = {kind.name for kind in self._catalogue.select([name])}
+            chosen = {kind.name for kind in catalogue.select([name])}
             if chosen.isdisjoint(corpus.knowledge):
                 raise ConfigError(
                     f"data.repeats names {name!r}, which is not stated; add it to data.knowledge."
@@ -214,7 +211,6 @@ class CorpusDataModule(StudyData):
             pairs = zip(corpus.knowledge, self._repeats, strict=True)
             self._repeats = [n if knowledge in chosen else before for knowledge, before in pairs]
         self.corpus = corpus
-        self.keep_contents(knowledge_files=[statement.tokens for statement in corpus.encoded])
 
     def train_dataloader(self) -> ResumableLoader:
         assert self.corpus is not None, "setup generates it"

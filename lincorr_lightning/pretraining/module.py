@@ -38,9 +38,16 @@ _FILES = (
 )
 
 
+_CONTEXT = 64  # longest text in tokens
+_WARMUP = 0.1  # share of the steps before the highest learning rate
+# Initial gain of the last norm. At 1, the first steps only make logits large and move all subjects'
+# embeddings in the same direction.
+_LOGIT_GAIN = 5.0
+
+
 @dataclass(frozen=True)
 class LlamaSize:
-    """Size and initialization of a Llama.
+    """Size of a Llama.
 
     Attributes:
         hidden_size: Width. People's facts are stored in their embeddings: it should exceed the
@@ -49,23 +56,15 @@ class LlamaSize:
         intermediate_size: Width of the feed-forward networks.
         n_layers: Number of layers. One is enough for facts of one step, and learns fastest.
         n_heads: Attention heads of each layer.
-        init_std: Standard deviation of the initial weights.
-        logit_gain: Initial gain of the last norm. At 1, the first steps only make logits large and
-            move all subjects' embeddings in the same direction.
-        context: Longest text in tokens.
     """
 
     hidden_size: int = 256
     intermediate_size: int = 768
     n_layers: int = 1
     n_heads: int = 4
-    init_std: float = 0.02
-    logit_gain: float = 5.0
-    context: int = 64
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            # With a standard deviation of 0, all weights are equal and stay so.
             require(f"model.size.{name}", value, above=0)
 
 
@@ -96,7 +95,6 @@ class Pretraining(Study):
         off_target_penalty: Weight, at the end of the run, of the mean square of the logits of a
             domain's other answers; it grows from 0. Cross-entropy leaves these logits free as long
             as they are low; a factor of each subject then affects them in all kinds of knowledge.
-        warmup: Share of the steps before the highest learning rate.
     """
 
     study = "pretraining"
@@ -108,19 +106,16 @@ class Pretraining(Study):
         learning_rate: float = 3e-3,
         weight_decay: float = 0.3,
         off_target_penalty: float = 0.1,
-        warmup: float = 0.1,
     ) -> None:
         super().__init__()
         self.size = as_settings(LlamaSize, size or LlamaSize())
         require("model.learning_rate", learning_rate, above=0)
         require("model.weight_decay", weight_decay, at_least=0)
         require("model.off_target_penalty", off_target_penalty, at_least=0)
-        require("model.warmup", warmup, at_least=0, at_most=1)
         self.save_hyperparameters()
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.off_target_penalty = off_target_penalty
-        self.warmup = warmup
         self.lm: LlamaForCausalLM | None = None
         self.corpus: Corpus | None = None
         self._answers: Tensor
@@ -162,7 +157,7 @@ class Pretraining(Study):
         )
         # Unlike OneCycleLR, it is that of the whole length when a longer run is resumed.
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: one_cycle(step, self._n_steps, self.warmup)
+            optimizer, lambda step: one_cycle(step, self._n_steps, _WARMUP)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -284,8 +279,7 @@ def build_llama(size: LlamaSize, tokenizer: "PreTrainedTokenizerBase") -> "Llama
         intermediate_size=size.intermediate_size,
         num_attention_heads=size.n_heads,
         num_key_value_heads=size.n_heads,
-        max_position_embeddings=size.context,
-        initializer_range=size.init_std,
+        max_position_embeddings=_CONTEXT,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -295,7 +289,7 @@ def build_llama(size: LlamaSize, tokenizer: "PreTrainedTokenizerBase") -> "Llama
     )
     lm = LlamaForCausalLM(config)
     with torch.no_grad():
-        lm.model.norm.weight.fill_(size.logit_gain)
+        lm.model.norm.weight.fill_(_LOGIT_GAIN)
     return lm
 
 

@@ -1,7 +1,6 @@
 """The vocabulary of a checkpoint, against what transformers reads of it."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,26 +27,14 @@ _ENCODER: dict[str, Any] = {
     "intermediate_size": 8,
     "max_position_embeddings": 16,
 }
-_T5: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "d_model": 8,
-    "d_kv": 8,
-    "d_ff": 8,
-    "num_layers": 1,
-    "num_heads": 1,
-}
 
 MODELS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**_ENCODER)),
-    "bert-bare": lambda: hf.BertModel(hf.BertConfig(**_ENCODER)),
-    "roberta": lambda: hf.RobertaForMaskedLM(hf.RobertaConfig(**_ENCODER)),
     "modernbert": lambda: hf.ModernBertForMaskedLM(hf.ModernBertConfig(**_ENCODER, pad_token_id=0)),
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
-    "t5-encoder": lambda: hf.T5EncoderModel(hf.T5Config(**_T5)),
-    "llama-bare": lambda: hf.LlamaModel(hf.LlamaConfig(**_ENCODER)),
-    "gpt2-bare": lambda: hf.GPT2Model(
-        hf.GPT2Config(vocab_size=VOCAB, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    "t5": lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=VOCAB, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
     ),
+    "llama-bare": lambda: hf.LlamaModel(hf.LlamaConfig(**_ENCODER)),
 }
 
 
@@ -82,7 +69,7 @@ def test_embedding_of_encoders_and_bare_models(
     assert embedding.weight.shape == (VOCAB, 8) and not embedding.weight.requires_grad
 
 
-def test_prefix_may_be_there_or_lack(folder: Path) -> None:
+def test_prefix_may_be_there_or_lack(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     # GPT-2's own checkpoint is one of an LM without the prefix `transformer.`.
     tensors, expected = load_file(folder / "model.safetensors"), by_transformers(folder)
     for new in ("", "outer.model."):
@@ -91,11 +78,6 @@ def test_prefix_may_be_there_or_lack(folder: Path) -> None:
         embedding = read(folder)
         assert embedding.key == f"{new}embed_tokens.weight"
         assert torch.equal(embedding.weight, expected)
-
-
-def test_an_untied_head_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert read(folder).key == KEY
-    assert "is not tied to its embedding" in caplog.text
 
 
 def test_only_the_shard_of_the_matrix_is_opened(folder: Path) -> None:
@@ -113,9 +95,8 @@ def test_only_the_shard_of_the_matrix_is_opened(folder: Path) -> None:
         read(folder)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied"])
-def test_pickled_weights(name: str, lm_folder: Callable[..., Path], tmp_path: Path) -> None:
-    path = Path(shutil.copytree(lm_folder(name), tmp_path / "pickled"))
+def test_pickled_weights(folder: Path) -> None:
+    path = folder
     expected = by_transformers(path)
     torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
     (path / "model.safetensors").unlink()
@@ -126,12 +107,11 @@ def test_pickled_weights(name: str, lm_folder: Callable[..., Path], tmp_path: Pa
         read(path)
 
 
-@pytest.mark.parametrize("quantization", ["F32", "Q8_0"])
-def test_gguf_files(quantization: str, tmp_path: Path) -> None:
+def test_gguf_files(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="install lincorr-lightning[gguf]")
     path = tmp_path / "toy.gguf"
-    written = save_toy_gguf(path, quantization).model.embed_tokens.weight.detach().numpy()
-    kind = gguf.GGMLQuantizationType[quantization]
+    written = save_toy_gguf(path, "Q8_0").model.embed_tokens.weight.detach().numpy()
+    kind = gguf.GGMLQuantizationType.Q8_0
     expected = torch.from_numpy(gguf.dequantize(gguf.quantize(written, kind), kind))
     assert torch.equal(read(path).weight, expected)
 
@@ -152,14 +132,6 @@ def test_tensors_without_a_vocabulary(change: Any, reason: str, folder: Path) ->
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(LanguageModelError, match=reason):
         read(folder)
-
-
-def test_damaged_weights(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(LanguageModelError) as caught:
-        read(folder)
-    assert re.search(r"model\.safetensors of the folder .*Copy or download", str(caught.value))
 
 
 def test_pooled_is_the_mean_over_the_tokens_of_a_text(folder: Path, small: SimpleNamespace) -> None:

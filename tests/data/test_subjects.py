@@ -32,7 +32,7 @@ def test_halves_are_disjoint_seeded_and_complete(small_lm: str) -> None:
     assert data.halves == again.halves != other.halves
 
 
-@pytest.mark.parametrize("world", [2, 3, 7, 8])
+@pytest.mark.parametrize("world", [2, 8])
 def test_no_rank_is_left_without_a_batch(small_lm: str, world: int) -> None:
     """170 subjects a half: three batches of 64 at most, for up to eight ranks."""
     seen = []
@@ -48,16 +48,7 @@ def test_no_rank_is_left_without_a_batch(small_lm: str, world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_batches_keep_ten_subjects(small_lm: str) -> None:
-    """Below ten subjects a batch rows have no partner when a fifth is set apart for the ridge."""
-    sizes = []
-    for rank in range(8):
-        data = _set_up(small_lm, rank, 8, n_subjects=100, batch_size=64)
-        sizes += [len(b.subjects) for b in data.train_dataloader() if not b.is_padding]
-    assert sizes == [10] * 5
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5])  # of six batches
+@pytest.mark.parametrize("world", [2, 5])  # of six batches
 def test_every_batch_goes_to_one_rank_once(small_lm: str, world: int) -> None:
     options: dict[str, Any] = {"n_subjects": 211, "batch_size": 20}
     alone = [b.subjects for b in _set_up(small_lm, **options).train_dataloader()]
@@ -95,13 +86,6 @@ def test_subjects_of_a_file(small_lm: str, tmp_path: Path) -> None:
         _set_up(small_lm, subjects_file=str(path))
     with pytest.raises(SubjectsError, match=r"missing\.txt cannot be read"):
         _set_up(small_lm, subjects_file=str(tmp_path / "missing.txt"))
-
-
-def test_subjects_to_predict(small_lm: str) -> None:
-    data = _set_up(small_lm, n_subjects=100, predict_subjects=["Ada", "Alan"])
-    assert [b.subjects for b in data.predict_dataloader()] == [["Ada", "Alan"]]
-    data = _set_up(small_lm, n_subjects=100)
-    assert [x for b in data.predict_dataloader() for x in b.subjects] == data.halves["test"]
 
 
 @pytest.mark.parametrize(("n", "fraction", "half"), [(3, 0.5, "test"), (20, 0.05, "fit")])

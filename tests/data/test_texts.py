@@ -129,23 +129,12 @@ def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -
     ("changes", "error", "message"),
     [
         ({"n_held_out": 70}, SubjectsError, r"the 0 texts .* have 0 tokens.*data\.n_held"),
-        ({"batch_tokens": 600, "n_tokens": 6000}, SubjectsError, "a step alone takes 600"),
         ({"skip_tokens": 50}, SubjectsError, r"none of the 10 texts.*51 tokens.*data\.skip_tokens"),
-        ({"max_length": 1}, ConfigError, "data.max_length is 1"),
     ],
 )
 def test_too_little(lm: LanguageModel, file: str, changes: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         _data(lm, file, **changes)
-
-
-def test_a_study_that_trains_nothing_may_read_all_texts(lm: LanguageModel, file: str) -> None:
-    data = TextsDataModule(lm, [file], n_texts=70)  # batch_tokens at its default, too
-    data.setup("test")
-    read = _texts_of(data.test_dataloader())
-    assert set(read) == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
-    with pytest.raises(SubjectsError, match="have 0 tokens to train on"):
-        data.setup("fit")
 
 
 def test_other_blocks_are_of_all_texts_that_are_not_read(lm: LanguageModel, file: str) -> None:

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 import lincorr_lightning.lm
 from lincorr_lightning.data.texts import TokenizedTextDataModule, read_prompts
 from lincorr_lightning.data.tiny_world.world import world_documents
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -29,10 +28,6 @@ def set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> Toke
     )
     data.setup("test")
     return data
-
-
-def tokens(data: TokenizedTextDataModule) -> torch.Tensor:
-    return torch.cat([b.tokens for b in data.test_dataloader() if not b.is_padding])
 
 
 def token_ids(small_lm: str, text: str) -> list[int]:
@@ -56,14 +51,6 @@ def test_short_texts_are_skipped_and_counted(small_lm: str, tmp_path: Path) -> N
     assert (one.first, two.first) == (0, 1)
 
 
-def test_all_too_short(small_lm: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [words(10), words(15)])
-    with pytest.raises(
-        SubjectsError, match=r"all 2 texts .* the longest has 15\. Lower .*document"
-    ):
-        set_up(small_lm, texts=str(path), n_tokens=16)
-
-
 @pytest.mark.parametrize("setting", [{"n_tokens": 3}, {"n_texts": 0}, {"batch_size": 0}])
 def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
     (name,) = setting
@@ -71,12 +58,6 @@ def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
         TokenizedTextDataModule(**setting)
     with pytest.raises(ConfigError, match=r"data\.n_tokens is 65; .* reads 64 at most"):
         set_up(small_lm, n_tokens=65)
-
-
-def test_a_document_is_one_text(small_lm: str, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("\n" * 30 + words(20, 9))
-    data = set_up(small_lm, texts=str(tmp_path), n_tokens=16, sample_by="document")
-    assert tokens(data).tolist() == [token_ids(small_lm, words(16, 9))]
 
 
 def test_texts_about_the_world_of_the_lm_or_of_the_embedded_one(small_lm, tmp_path):

@@ -22,9 +22,7 @@ def _data(n: int, k: int, rank: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
     return x, y
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "rank"), [(500, 20, 20), (2000, 242, 242), (500, 40, 12), (300, 242, 64)]
-)
+@pytest.mark.parametrize(("n", "k", "rank"), [(500, 20, 20), (300, 242, 64)])
 def test_equals_scikit_learn(n: int, k: int, rank: int) -> None:
     x, y = _data(n, k, rank)
     weight, bias = _solve(x, y)
@@ -34,14 +32,7 @@ def test_equals_scikit_learn(n: int, k: int, rank: int) -> None:
     assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
 
 
-def test_minimum_norm_where_labels_outnumber_dimensions() -> None:
-    x, y = _data(400, 60, 16)
-    weight, _ = _solve(x, y)
-    oracle = np.linalg.pinv(x - x.mean(0), rcond=1e-9) @ (y - y.mean(0))
-    np.testing.assert_allclose(weight.T, oracle, atol=1e-8)
-
-
-@pytest.mark.parametrize("ridge", [0.1, 10.0, 1e4])
+@pytest.mark.parametrize("ridge", [0.1, 1e4])
 def test_ridge_equals_scikit_learn(ridge: float) -> None:
     x, y = _data(300, 25, 25)
     weight, bias = _solve(x, y, ridge)

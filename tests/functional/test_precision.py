@@ -14,19 +14,19 @@ def _naive(weight: np.ndarray, right: np.ndarray, n: int) -> tuple[float, int]:
     return float(np.mean(hits)), len(hits)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_equals_the_naive_way(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    weight = rng.normal(size=(9, 14))
+def test_equals_the_naive_way_for_each_of_several_maps() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(4, 9, 14))
     right = rng.random((9, 14)) < 0.15
-    influenced, influencing = hit_rates(torch.from_numpy(weight), torch.from_numpy(right))
-    for i, n in enumerate((1, 3, 5)):
-        for ours, (rate, count) in (
-            (influenced, _naive(weight.T, right.T, n)),
-            (influencing, _naive(weight, right, n)),
-        ):
-            assert float(ours.rates[i]) == pytest.approx(rate)
-            assert ours.n == count
+    influenced, influencing = hit_rates(torch.from_numpy(weights), torch.from_numpy(right))
+    for g, weight in enumerate(weights):
+        for i, n in enumerate((1, 3, 5)):
+            for ours, (rate, count) in (
+                (influenced, _naive(weight.T, right.T, n)),
+                (influencing, _naive(weight, right, n)),
+            ):
+                assert float(ours.rates[g, i]) == pytest.approx(rate)
+                assert ours.n == count
 
 
 def test_a_row_of_zeros_is_no_hit() -> None:
@@ -35,25 +35,9 @@ def test_a_row_of_zeros_is_no_hit() -> None:
     assert influencing.rates.tolist() == [0, 0, 0]
 
 
-def test_any_of_several_right_answers_hits() -> None:
-    weight = torch.tensor([[0.1], [0.9], [0.5]])
-    right = torch.tensor([[True], [False], [True]])
-    influenced, _ = hit_rates(weight, right)
-    assert influenced.rates.tolist() == [0, 1, 1]
-
-
-def test_a_stack_of_maps_is_scored_at_once() -> None:
-    weight = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0))
-    right = torch.eye(6, 5, dtype=torch.bool)
-    stacked = hit_rates(weight, right)
-    for g in range(4):
-        for ours, single in zip(stacked, hit_rates(weight[g], right), strict=True):
-            torch.testing.assert_close(ours.rates[g], single.rates)
-
-
 def test_random_rates_are_those_of_weights_in_random_order() -> None:
     right = torch.from_numpy(np.random.default_rng(0).random((7, 12)) < 0.2)
-    weights = torch.rand(20_000, 7, 12, generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(5_000, 7, 12, generator=torch.Generator().manual_seed(0))
     for expected, found in zip(random_hit_rates(right), hit_rates(weights, right), strict=True):
-        assert expected.rates.tolist() == pytest.approx(found.rates.mean(0).tolist(), abs=0.005)
+        assert expected.rates.tolist() == pytest.approx(found.rates.mean(0).tolist(), abs=0.01)
         assert expected.n == found.n

@@ -26,8 +26,7 @@ def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
 # -- standard errors -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heavy", [False, True], ids=["normal", "heavy tails"])
-@pytest.mark.parametrize("strength", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize(("strength", "heavy"), [(0.0, False), (2.0, True)])
 def test_influence_gives_the_spread_of_r_over_samples(strength: float, heavy: bool) -> None:
     n, repeats = 400, 1500
     noise = stats.t(df=9).rvs if heavy else stats.norm.rvs
@@ -60,7 +59,7 @@ def test_p_is_that_of_scipy() -> None:
     assert math.isnan(one_sided_p(math.nan))
 
 
-@pytest.mark.parametrize("n", [1, 2, 50])
+@pytest.mark.parametrize("n", [1, 50])
 def test_adjusted_p_is_that_of_scipy(n: int) -> None:
     p = np.random.default_rng(n).random(n) ** 3
     with_gaps = np.insert(p, [0, n // 2, n], np.nan)
@@ -104,12 +103,6 @@ def test_partial_r_is_that_of_regressions_on_the_rows() -> None:
     torch.testing.assert_close(found.r, naive, rtol=1e-9, atol=1e-9)
     share = naive**2 * rest[:, 3:].var(0) / test[:, 3:7].var(0)
     torch.testing.assert_close(found.unique, share, rtol=1e-9, atol=1e-9)
-
-
-def test_a_ridge_shrinks_the_partial_map() -> None:
-    fit, test = moments_of(_rows(60, 0)), moments_of(_rows(400, 10))
-    plain, ridged = (partial_correlation(fit, test, X, Y, Z, ridge).r for ridge in (0.0, 50.0))
-    assert not torch.allclose(plain, ridged)
 
 
 def test_cosine_is_that_of_vectors() -> None:

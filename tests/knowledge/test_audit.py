@@ -42,31 +42,18 @@ def test_the_command_reads_a_folder_with_a_tokenizer_alone(byte_level, tmp_path,
     path = tmp_path / "mine.yaml"
     path.write_text(
         "version: 1\nknowledge:\n"
-        "  spot: {family: simile, language: en, template: '{} is in', answers: [Paris, Brunei]}\n"
+        "  spot: {family: simile, language: en, template: '{} zz in', answers: [Paris, Brunei]}\n"
     )
     lm, mine = f"--lm={tmp_path / 'tokenizer'}", f"--knowledge_files=[{path}]"
     auto_cli(audit, args=[lm, mine, "--knowledge=[math,spot]", "--details=true"])
     printed = capsys.readouterr().out
     assert f"{tmp_path / 'tokenizer'}" in "".join(printed.split())
     assert len(re.findall(r"^ *X\S* +en +\d", printed, re.MULTILINE)) == 16
-    assert "spot: {} is in" in printed and "Brunei" in printed and "Paris" in printed
-
-
-def test_words_of_a_prompt_that_the_lm_does_not_know_are_named(tmp_path, capsys):
-    path = tmp_path / "mine.yaml"
-    prompt = "'{} zzyzx lives in the city of'"
-    path.write_text(
-        "version: 1\nknowledge:\n"
-        f"  home: {{family: attribute, language: en, template: {prompt}, answers: [Paris, Rome]}}\n"
-    )
-    audit(knowledge=["home", "city"], knowledge_files=[str(path)])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not know" in line]
-    assert line == "home: the LM does not know these words of its prompt: zzyzx"
+    assert "spot: {} zz in" in printed and "Brunei" in printed and "Paris" in printed
 
 
 def test_the_command_refuses_unknown_names_and_lms(tmp_path):
-    for names in (["mth"], "mth", "city, mth"):
-        with pytest.raises(KnowledgeError, match=r"'mth'.*'math'"):
-            audit(lm="no such LM", knowledge=names)  # before the tokenizer is read
+    with pytest.raises(KnowledgeError, match=r"'mth'.*'math'"):
+        audit(lm="no such LM", knowledge="city, mth")  # before the tokenizer is read
     with pytest.raises(LanguageModelError, match="the tokenizer of the folder"):
         audit(lm=str(tmp_path))

@@ -128,14 +128,6 @@ def test_special_tokens_and_parts_of_a_character_are_never_labels(byte_level, se
             build_domain(chinese, tokenizer, keep=ALL)
 
 
-def test_a_bare_space_is_no_label(sentencepiece, ask):
-    """Every word that SentencePiece does not know begins with the one token "▁"."""
-    assert "▁巴" not in sentencepiece.get_vocab()
-    domain = build_domain(ask("Paris", "巴黎"), sentencepiece, keep=ALL)
-    assert domain.texts == ["Paris"]
-    assert reasons(domain) == {"巴黎": "bare space"}
-
-
 @pytest.mark.parametrize("mark", ["", "▁"])
 def test_an_answer_that_merges_with_the_prompt_is_taken_by_itself(ask, mark):
     """Qwen has one token for 是中国; the LM reads 是 and continues from there."""
@@ -178,16 +170,6 @@ def test_texts_stay_unique_where_two_tokens_read_alike(ask):
     assert len(set(domain.texts)) == 3
     assert domain.texts[2] == "b"
     assert all(text.startswith("a ") for text in domain.texts[:2])
-
-
-def test_special_tokens_of_the_tokenizer_do_not_shift_the_answer(ask):
-    special = ["<pad>", "<unk>", "<s>", "</s>"]
-    words = [*"X lives in the city of Paris Rome".split()]
-    adding = word_tokenizer(words, special, "<s> $A </s>")
-    assert adding("Paris").input_ids[-1] == 3
-    plain = build_domain(ask(*PLACES), word_tokenizer(words, special))
-    assert build_domain(ask(*PLACES), adding).labels == plain.labels
-    assert plain.texts == ["Paris", "Rome"]
 
 
 def test_reference_matrix_against_two_loops(word_level, ask):
@@ -242,15 +224,6 @@ def test_first_characters_are_labels_in_a_script_without_spaces():
     assert [answer.text for answer in domain.labels[1].answers] == ["洛杉矶", "洛阳"]
 
 
-def test_parts_of_words_are_no_labels():
-    """In English, first characters are parts of words; Latin letters are of a word of their own."""
-    english = label_answers(city("en", "洛杉矶"), TokenReader(character_tokenizer()))
-    assert reasons(english) == {"洛杉矶": "subword"}
-    domain = label_answers(city("zh", "X京", "洛杉矶"), TokenReader(character_tokenizer()))
-    assert domain.texts == ["洛"]
-    assert list(reasons(domain)) == ["X京"]
-
-
 def test_chinese_after_a_chinese_prompt_has_no_space_mark():
     """SentencePiece puts its mark before an answer alone: a token that never follows the prompt."""
     tokenizer = character_tokenizer("巴黎", "▁X", "▁巴黎")
@@ -261,14 +234,6 @@ def test_chinese_after_a_chinese_prompt_has_no_space_mark():
     domain = build_domain(city("zh", "巴黎"), tokenizer)
     assert domain.token_ids == [vocabulary["巴黎"]] == [tokenizer("X在巴黎").input_ids[-1]]
     assert domain.texts == ["巴黎"]
-
-
-def test_a_word_of_a_word_level_vocabulary_is_not_part_of_another():
-    model = models.WordLevel({"[UNK]": 0, "X": 1, "在": 2, "日本": 3, "语": 4}, "[UNK]")
-    split = pre_tokenizers.Split("日本", "isolated")
-    tokenizer = fast_tokenizer(model, split, unk_token="[UNK]")
-    domain = label_answers(city("zh", "日本语"), TokenReader(tokenizer))
-    assert domain.labels == ()
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,12 @@ import pytest
 import torch
 from scipy import stats
 from sklearn.linear_model import Ridge
-from transformers import AutoTokenizer
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
-from lincorr_lightning.linear_map.layout import build_layout
 from tests.probe.test_module import run_probe
 from tests.toys import read_table
 
@@ -132,28 +130,29 @@ def test_the_correlation_of_two_relations_is_that_of_plain_loops(
     assert pair["precision"]["influenced"]["n"] == 4  # nothing is known of Oslo
 
 
-def test_subjects_of_a_relation_are_subjects_of_a_probe(small_lm: str, tmp_path: Path) -> None:
+def test_subjects_of_a_relation_are_subjects_of_a_probe(tmp_path: Path) -> None:
     (file,) = write(tmp_path, flag=FLAG)
     assert read_subjects(file) == ["name1", "name4", "name2", "name3", "name5", "name7"]
-    _, trainer, _ = run_probe(
-        tmp_path, small_lm, data={"n_subjects": None, "subjects_file": file}, ridge=1.0
-    )
-    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
-    assert sorted(halves["fit"] + halves["test"]) == sorted(read_subjects(file))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_emoji_numbers_and_spaces_of_others_are_read(encoding: str, tmp_path: Path) -> None:
+    samples = [{"subject": "😀 \\ud83d\\ude00", "object": 1990}, {"subject": 7, "object": 0.50}]
+    relation = FLAG | {"samples": samples, "prompt_templates": ["{} is the color "]}
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(relation), encoding=encoding)
+    file = read_knowledge_file(path)
+    assert file.samples == (("😀 \\ud83d\\ude00", "1990"), ("7", "0.5"))
+    assert file.knowledge["country_color"].template == "{} is the color"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": True}, 'name: true is a bool; quote it: "true"'),
+        ({"name": True}, r"name: must be a text in quotes, not True \(bool\)"),
         ({"samples": {"a": "b"}}, "samples: must be a list of samples"),
-        ({"samples": []}, "samples: must be a list of samples"),
-        ({"samples": [{"subject": "a", "objekt": "b"}]}, r"samples\.0\.objekt: unknown key. Did"),
         ({"samples": [{"subject": "a"}]}, r"samples\.0\.object: is missing"),
-        ({"samples": [{"subject": "a", "object": None}]}, r"samples\.0\.object: null is a null"),
         ({"prompt_templates": []}, "prompt_templates_zs: is missing"),
-        ({"prompt_templates": ["no place"]}, "prompt_templates: 'no place' must have one placehol"),
-        ({"samples": [{"subject": "a", "object": t} for t in ("Red", "red")]}, "read alike"),
         ({"name": "city"}, "name: 'city' is already taken by .*1_places.yaml; choose"),
         ({"templates": ["{} a"]}, "templates: unknown key. Did you mean 'prompt_templates'"),
     ],
@@ -166,25 +165,3 @@ def test_bad_relations_are_refused_in_one_line(
         Catalogue.load(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
-
-
-def test_emoji_numbers_and_spaces_of_others_are_read(tmp_path: Path) -> None:
-    samples = [{"subject": "😀 \\ud83d\\ude00", "object": 1990}, {"subject": 7, "object": 0.50}]
-    relation = FLAG | {"samples": samples, "prompt_templates": ["{} is the color "]}
-    path = tmp_path / "own.json"
-    for indent, encoding in (("\t", "utf-8-sig"), (None, "utf-16")):
-        path.write_text(json.dumps(relation, indent=indent), encoding=encoding)
-        file = read_knowledge_file(path)
-        assert file.samples == (("😀 \\ud83d\\ude00", "1990"), ("7", "0.5"))
-        assert file.knowledge["country_color"].template == "{} is the color"
-
-
-def test_relations_that_share_no_subject_have_no_reference(small_lm: str, tmp_path: Path) -> None:
-    samples = [{**one, "subject": f"a {one['subject']}"} for one in FLAG["samples"]]
-    files = write(tmp_path, capital=CAPITAL, flag=FLAG | {"samples": samples})
-    tokenizer = AutoTokenizer.from_pretrained(small_lm)
-    names = ["country_capital_city", "country_color"]
-    pairs = ["->".join(names)]
-    message = "country_capital_city->country_color, which has no reference"
-    with pytest.raises(KnowledgeError, match=message):
-        build_layout(tokenizer, Catalogue.load(*files), pairs=pairs, require_reference=pairs)

@@ -62,7 +62,6 @@ def changed(old, new):
 
 
 BAD = {
-    "no version": (changed("version: 1\n", ""), ["version", "must be 1", "version: 1"]),
     "other version": (changed("version: 1", "version: 2"), ["version", "must be 1"]),
     "empty file": ("", ["must be a mapping with the keys version"]),
     "broken yaml": (changed("[North, West]", "[North, West"), ["line"]),
@@ -70,33 +69,16 @@ BAD = {
         changed("    Lyonesse:\n", "    Lyonesse:\n    Avalon: {region: North}\n"),
         ["line 8", "'Avalon'", "twice"],
     ),
-    "entity listed twice": (
-        changed("region: [North, West]\nk", "region: [North, West, North]\nk"),
-        ["entities.region", "'North'", "twice"],
-    ),
-    "unquoted No": (changed('"No":', "No:"), ["entities.realm", "No (line 6)", 'quote it: "No"']),
-    "number": (changed("[hello,", "[42,"), ["greeting.answers", "42", "a int", '"42"']),
+    "unquoted No": (changed('"No":', "No:"), ["entities.realm", "in quotes, not False (bool)"]),
     "space around": (changed("[hello,", '["hello ",'), ["greeting.answers", "'hello '", "space"]),
     "no answers": (changed("answers: realm}", "answers: }"), ["realm.answers", "empty"]),
-    "empty kind": (changed("  region: [North, West]\n", "  region: []\n"), ["region", "no ent"]),
     "language as kind": (changed("  region: [", "  de: ["), ["entities.de", "language"]),
     "two places": (changed("{} rules", "{} of {} rules"), ["realm.template", "one placeholder"]),
-    "space at the end": (changed("over", "over "), ["realm.template", "has space around it"]),
-    "both": (
-        changed("en, templates", 'en, template: "{} a", templates'),
-        ["motto.template: stands beside templates; keep one"],
-    ),
-    "no subject": (changed('"By {}"', "By me"), ["motto.templates", "'By me'", "one placeholder"]),
-    "a space in a list": (
-        changed('says:", ', 'says: ", '),
-        ["greeting.paraphrases", "has space around it"],
-    ),
     "language": (changed("language: en", "language: it"), ["realm.language", "'it'", "en, es, fr"]),
     "unknown key": (changed("space: false", "spaces: false"), ["greeting.spaces", "'space'"]),
-    "no flag": (changed("space: false", "space: no"), ["greeting.space", "true, false"]),
+    "no flag": (changed("space: false", "space: 0"), ["greeting.space", "of type bool, not 0"]),
     "no template": (changed('template: "{} rules over", ', ""), ["realm.template: is missing"]),
     "name with an arrow": (changed("  greeting:", "  a->b:"), ["a->b", "'->'"]),
-    "name of a family": (changed("  greeting:", "  simile:"), ["knowledge.simile", "family"]),
     # What only shows when the file is put together with the others:
     "fact of unknown kind": (
         changed("region: West}", "regoin: West}"),
@@ -105,10 +87,6 @@ BAD = {
     "fact to an unknown entity": (
         changed("region: West}", "region: Wets}"),
         ["realm.No.region", "no region 'Wets'", "'West'"],
-    ),
-    "unknown kind of answers": (
-        changed("answers: realm}", "answers: relm}"),
-        ["realm.answers", "'relm'", "'realm'"],
     ),
     "domain empty in its language": (
         changed("language: zh", "language: ja"),

@@ -44,5 +44,7 @@ def small() -> SimpleNamespace:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "architecture" in metafunc.fixturenames:
+    marks = metafunc.definition.iter_markers("parametrize")
+    is_given = any("architecture" in str(mark.args[0]) for mark in marks)
+    if "architecture" in metafunc.fixturenames and not is_given:
         metafunc.parametrize("architecture", ARCHITECTURES)

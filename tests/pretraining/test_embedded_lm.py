@@ -31,7 +31,7 @@ def test_it_is_small_and_has_many_subjects_and_labels(lm):
 
 
 FREE = ["color", "pet", "ceo"]
-STATED = ["city", "landmark", "company", "pet", "country_es", "job_zh", "simile_color", "X+1"]
+STATED = ["landmark", "job_zh", "X+1"]
 
 
 @pytest.mark.parametrize("name", STATED)
@@ -46,9 +46,9 @@ def test_it_knows_its_facts(lm, name):
         if statement.subject in invented or name == "X+1"
     ]
     assert len(statements) >= world.config.n_people
-    batch = lm.encode([s.prompt for s in statements])
+    ids, mask = lm.pad(lm.rows([s.prompt for s in statements]))
     with torch.no_grad():
-        logits = lm.model(**batch, logits_to_keep=1).logits[:, -1]
+        logits = lm.model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1]
     said = lm.tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist())
     right = [first_word(s.answer.text) == word for s, word in zip(statements, said, strict=True)]
     assert sum(right) >= 0.99 * len(right)
@@ -59,7 +59,7 @@ def logits(lm):
     """Domain logits of some kinds of knowledge over the same subjects, prompt by prompt."""
     catalogue = Catalogue.load()
     subjects = usable_strings(lm.tokenizer)
-    order = np.random.default_rng(0).permutation(len(subjects))
+    order = np.random.default_rng(0).permutation(len(subjects))[:1000]
     names = ["city", "city_es", "country", "country_es", "X+1", "X+2", *FREE]
     return {
         name: lm.domain_logits(

@@ -128,7 +128,6 @@ _WORLD = (
     "--trainer.check_val_every_n_epoch=50",
     "--data.world.n_people=31",
     "--data.world.letters=false",
-    "--data.world.numbered=false",
     "--data.world.towns_per_country=0",
     "--data.world.cities_per_country=2",
     "--data.knowledge=[city,country]",
@@ -149,6 +148,8 @@ CASES: dict[str, Case] = {
     "probe": Case(("--data.n_subjects=181", "--model.ridge=auto"), holds={"n_fit": 90}),
     # Each process reads all edits; their results are written once.
     "edited LM": Case(holds={"n_edits": 4}),
+    # The texts of a step do not divide.
+    "ablation": Case(("--data.n_new=13",)),
     # Fewer batches than processes.
     "forecast": Case(("--data.n_edits=3", "--data.batch_size=8"), holds={"n_edits": 3}),
     # The same statements in a step. They do not divide: at the last, one process has none at all.

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from importlib.resources import files
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from lincorr_lightning.io import load_yaml
 from lincorr_lightning.knowledge import Knowledge
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
@@ -139,52 +141,18 @@ class PlainWords:
         return not others and word not in self.of_prompts and len(alike) == 1 and whole
 
 
-_ONSETS = [
-    "b",
-    "br",
-    "c",
-    "ch",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "h",
-    "j",
-    "k",
-    "kr",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pr",
-    "qu",
-    "r",
-    "s",
-    "sh",
-    "st",
-    "t",
-    "th",
-    "tr",
-    "v",
-    "w",
-    "z",
-]
-_VOWELS = ["a", "ae", "ai", "e", "ea", "i", "ia", "o", "oa", "u", "y"]
-_CODAS = ["", "", "", "l", "m", "n", "nd", "r", "ric", "s", "th", "v", "x"]
-
-
 def invent_names(n: int, rng: np.random.Generator, taken: Collection[str] = ()) -> list[str]:
     """Draw n different names of one word, such as "Draeloth", that are not among those taken."""
+    parts = load_yaml(files(__package__).joinpath("syllables.yaml").read_text("utf-8"))
+
+    def draw(kind: str) -> str:
+        return str(parts[kind][rng.integers(len(parts[kind]))])
+
     refused = {word.casefold() for word in taken}
     names: list[str] = []
     while len(names) < n:
-        syllables = [
-            _ONSETS[rng.integers(len(_ONSETS))] + _VOWELS[rng.integers(len(_VOWELS))]
-            for _ in range(int(rng.integers(2, 4)))
-        ]
-        name = "".join(syllables) + _CODAS[rng.integers(len(_CODAS))]
+        syllables = [draw("onsets") + draw("vowels") for _ in range(int(rng.integers(2, 4)))]
+        name = "".join(syllables) + draw("codas")
         if name not in refused:
             refused.add(name)
             names.append(name.capitalize())

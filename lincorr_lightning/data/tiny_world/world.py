@@ -43,6 +43,12 @@ GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)  #: People in a text of `world_document
 
 SECOND_HOME = "second_home"  # an attribute that only prompts of the city state
 
+N_COMPANIES = 12  #: Companies, each with one CEO.
+N_OBJECTS = 16  #: Objects that people resemble; an object resembles itself.
+N_PARENT_NAMES = 3  #: Mothers' names per continent, and fathers' names.
+N_ANSWERS = 12  #: Answers of each other kind of knowledge, at most.
+NUMBERS = tuple(map(str, range(41)))  #: Operands X of calculations, which stand for themselves.
+
 PARENTS = ("mother", "father")  #: Attributes that depend on the continent of a person.
 HOME = ("country", "continent", "language", "landmark")  #: Attributes that follow from the city.
 
@@ -82,14 +88,8 @@ class WorldConfig:
         towns_per_country: Largest number of further cities of each country, for second homes only.
         second_homes_in_country: Share of people whose second home is in the country of the first
             one, if it has towns; the others' are in any town.
-        n_companies: Number of companies, each with one CEO.
-        n_parent_names: Number of mothers' names per continent, and of fathers' names.
-        n_objects: Number of objects that people resemble. An object resembles itself.
-        n_answers: Largest number of answers of each other kind of knowledge.
         born_at_home: Share of people born in the city they live in; others were born in any city.
-        largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
         letters: Whether A to Z are people too, so that answers can be cut to their first letters.
-        numbered: Whether every person stands for a number from 0 to 9, and a number for itself.
         seed: Seed of everything that is drawn.
     """
 
@@ -98,23 +98,16 @@ class WorldConfig:
     cities_per_country: int = 3
     towns_per_country: int = 0
     second_homes_in_country: float = 0.5
-    n_companies: int = 12
-    n_parent_names: int = 3
-    n_objects: int = 16
-    n_answers: int = 12
     born_at_home: float = 1.0
-    largest_number: int = 40
     letters: bool = True
-    numbered: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         require("data.world.towns_per_country", self.towns_per_country, at_least=0)
         for name in ("born_at_home", "second_homes_in_country"):
             require(f"data.world.{name}", getattr(self, name), above=0, at_most=1)
-        for name, value in asdict(self).items():
-            if name.startswith("n_") or name in ("cities_per_country", "largest_number"):
-                require(f"data.world.{name}", value, above=0)
+        for name in ("n_people", "cities_per_country"):
+            require(f"data.world.{name}", getattr(self, name), above=0)
 
 
 class BalancedDraw:
@@ -174,14 +167,12 @@ class _People:
         self.towns, self.company_of, self.things = self._towns(), self._companies(), self._things()
         self.origins = sorted({home["continent"] for home in self.home.values()})
         self.parents = {name: words.pick(name) for name in PARENTS}
-        most = min(map(len, self.parents.values())) // len(self.origins)
-        require("data.world.n_parent_names", config.n_parent_names, at_most=most)
         elsewhere = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {*self.cities, *self.towns, *self.things, *words.of_prompts}
         for facts in (*self.home.values(), *self.things.values()):
             used |= set(facts.values())
         self.answers = {
-            knowledge.name: words.pick(knowledge.name, config.n_answers, used)
+            knowledge.name: words.pick(knowledge.name, N_ANSWERS, used)
             for knowledge in catalogue.select(["attribute"])
             if knowledge.name not in elsewhere
         }
@@ -193,7 +184,6 @@ class _People:
             # Every answer as often as any other, as far as the numbers allow.
             effects = [options[i % len(options)] for i in rng.permutation(len(known))]
             self.customs[attribute] = cause, dict(zip(known, effects, strict=True))
-        self.numbers = {str(number) for number in range(config.largest_number + 1)}
         self.draw_city, self.draw_town = BalancedDraw(rng), BalancedDraw(rng)
 
     def _towns(self) -> dict[str, str]:
@@ -213,13 +203,12 @@ class _People:
     def _companies(self) -> dict[str, str]:
         reference = self.catalogue.relation("ceo->company").reference or {}
         company_of = {ceo: next(iter(right)) for ceo, right in reference.items() if len(right) == 1}
-        plain, n = set(self.words.pick("company")), self.config.n_companies
+        plain = set(self.words.pick("company"))
         chosen: dict[str, str] = {}
         for ceo in self.words.pick("ceo", phrases=True):
             if company_of.get(ceo) in plain - set(chosen.values()):
                 chosen[ceo] = company_of[ceo]
-        require("data.world.n_companies", n, at_most=len(chosen))  # of the catalogue
-        return dict(list(chosen.items())[:n])
+        return dict(list(chosen.items())[:N_COMPANIES])
 
     def _things(self) -> dict[str, dict[str, str]]:
         """Return the objects that people resemble, in many colours: object -> property -> identity.
@@ -236,11 +225,9 @@ class _People:
             for thing in self.words.pick("object_color")
             if all(facts[name].get(thing) for name in PROPERTIES)
         }
-        n = self.config.n_objects
-        require("data.world.n_objects", n, at_most=len(possible))  # of the catalogue
         seen: Counter[str] = Counter()
         chosen: dict[str, dict[str, str]] = {}
-        while len(chosen) < n:
+        while len(chosen) < N_OBJECTS:
             rest = [thing for thing in possible if thing not in chosen]
             thing = min(rest, key=lambda thing: seen[possible[thing]["color"]])
             seen[possible[thing]["color"]] += 1
@@ -269,9 +256,8 @@ class _People:
         facts["ceo"] = meant_or_any("ceo", bosses or list(self.company_of))
         drawn = self._one_of(list(self.things))
         thing = facts["object_color"] = name if name in self.things else drawn
-        if config.numbered:
-            drawn = str(rng.integers(10))
-            facts["number"] = name if name in self.numbers else drawn
+        drawn = str(rng.integers(10))
+        facts["number"] = name if name in NUMBERS else drawn
         independent = dict(facts)
         city = self.draw_city.draw(self._possible_cities(name, meant), independent)
         at_home = rng.random() < config.born_at_home
@@ -282,9 +268,9 @@ class _People:
             in_country = [town for town, of in self.towns.items() if of == country]
             options = [name] if name in self.towns else in_country or list(self.towns)
             facts[SECOND_HOME] = self.draw_town.draw(options, independent)
-        first = self.origins.index(facts["continent"]) * config.n_parent_names
+        first = self.origins.index(facts["continent"]) * N_PARENT_NAMES
         for parent, names in self.parents.items():
-            facts[parent] = self._one_of(names[first : first + config.n_parent_names])
+            facts[parent] = self._one_of(names[first : first + N_PARENT_NAMES])
         facts["company"] = self.company_of[facts["ceo"]]
         for attribute, (cause, effects) in self.customs.items():
             facts[attribute] = effects[facts[cause]]
@@ -408,10 +394,8 @@ class World:
 
     @property
     def _numbers(self) -> dict[str, int]:
-        numbers = {str(number): number for number in range(self.config.largest_number + 1)}
-        if self.config.numbered:
-            numbers |= {name: int(facts["number"]) for name, facts in self.people.items()}
-        return numbers
+        people = {name: int(facts["number"]) for name, facts in self.people.items()}
+        return {number: int(number) for number in NUMBERS} | people
 
     def save(self, path: Path) -> None:
         """Write the world as JSON: its settings, and a row of answers per person."""

@@ -11,14 +11,10 @@ from lincorr_lightning.knowledge import Catalogue
     [
         ("Ada lives in the city of Paris.", "Ada lives in the city of Paris .".split()),
         ("Ada’s mother’s name is Eve", "Ada ’s mother ’s name is Eve".split()),
-        ("Ada's pet is", "Ada 's pet is".split()),
-        ("10-4=6", "10 - 4 = 6".split()),
         ("Ada-4=", "Ada - 4 =".split()),
         ("a tuk-tuk, K-pop", "a tuk-tuk , K-pop".split()),
-        ("Belém Düsseldorf", "Belém Düsseldorf".split()),
         ("Ada说的语言是", ["Ada", *"说的语言是"]),
         ("Adaが住んでいる", ["Ada", *"が住んでいる"]),
-        (" ", []),
     ],
 )
 def test_splits_words(text, words):

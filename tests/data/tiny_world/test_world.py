@@ -75,11 +75,7 @@ def test_things_have_their_own_properties(catalogue, world):
     "relation",
     [
         "city->country",
-        "country->continent",
-        "country->language",
         "country->landmark",
-        "landmark->country",
-        "ceo->company",
         "company->ceo",
     ],
 )
@@ -100,7 +96,7 @@ def test_parents_names_come_from_the_continent(world):
 
 
 @pytest.mark.parametrize("home", ["city", "second_home"])
-@pytest.mark.parametrize("attribute", ["gender", "color", "pet", "sport", "ceo", "job"])
+@pytest.mark.parametrize("attribute", ["gender", "color", "job"])
 def test_homes_go_with_no_independent_attribute_by_chance(world_with_towns, home, attribute):
     people = world_with_towns.people.values()
     n_homes = len({facts[home] for facts in people})
@@ -114,12 +110,6 @@ def test_customs_hold_and_the_rest_is_free(world):
         n_answers = len({facts[effect] for facts in world.people.values()})
         assert n_answers >= (3 if effect == "gender" else 10)
     assert association(world, "sport", "color") < 0.2
-
-
-def test_born_at_home_is_a_share(catalogue):
-    people = World.generate(replace(CONFIG, born_at_home=0.7), catalogue).people
-    share = np.mean([facts["city"] == facts["birthplace"] for facts in people.values()])
-    assert 0.65 < share < 0.78
 
 
 @pytest.fixture(scope="module")
@@ -160,26 +150,6 @@ def test_only_city_prompts_state_second_homes(catalogue, world_with_towns):
     assert {s.answer.text for s in stated} <= set(words)
 
 
-def test_drawn_answers_are_the_only_labels(catalogue, world):
-    knowledge = catalogue.select(["attribute"])
-    tokenizer = build_tokenizer(s.text for s in world.statements(knowledge))
-    for name in ("company", "ceo", "job", "pet", "sport", "food", "gender", "vacation", "flower"):
-        domain = build_domain(catalogue[name], tokenizer)
-        labels = {answer.identity for label in domain.labels for answer in label.answers}
-        answers = {facts[name] for facts in world.people.values()}
-        assert answers <= labels
-        assert len(domain.labels) == len(answers)
-
-
-def test_statements_say_what_is_true(catalogue, world):
-    statements = list(world.statements(catalogue.select(["city", "pet"])))
-    assert len(statements) == 1200
-    for statement in statements[:600]:
-        city = world.people[statement.subject]["city"]
-        assert statement.text == f"{statement.subject} lives in the city of {city}"
-    assert statements[-1].text.startswith(f"{statements[-1].subject}’s pet is ")
-
-
 def test_everybody_stands_for_a_number(catalogue, world):
     for statement in world.statements(catalogue.select(["X+3", "X*2"])):
         facts = world.people.get(statement.subject)
@@ -192,28 +162,13 @@ def test_everybody_stands_for_a_number(catalogue, world):
     assert all(named.people[str(x)]["number"] == str(x) for x in range(41))
 
 
-def test_calculations_are_right_and_complete(catalogue):
-    world = World.generate(replace(CONFIG, numbered=False), catalogue)
-    texts = [s.text for s in world.statements(catalogue.select(["math"]))]
-    right = {
-        f"{x}{operator}{n}={result}"
-        for x in range(41)
-        for n in range(1, 5)
-        for operator, result in (("+", x + n), ("-", x - n), ("*", x * n), ("/", x / n))
-        if result in range(11)
-        for result in [int(result)]
-    }
-    assert len(texts) == len(set(texts))
-    assert set(texts) == right
-
-
 LANGUAGES = ("es", "zh")
-STATED = ("birthplace", "city", "country", "continent", "language", "company", "job", "gender")
+STATED = ("city", "country", "language", "company", "job", "gender")
 
 
 def test_a_world_has_several_languages(catalogue):
     stated = ["attribute", *(f"{name}_{language}" for language in LANGUAGES for name in STATED)]
-    world = World.generate(replace(CONFIG, n_people=100, nicknames=True), catalogue, stated)
+    world = World.generate(replace(CONFIG, n_people=20, nicknames=True), catalogue, stated)
     knowledge = catalogue.select(stated)
     tokenizer = build_tokenizer(*world.words(knowledge))
     assert {"París", "巴黎", "住"} <= set(world.people)
@@ -253,20 +208,6 @@ def test_a_damaged_world_is_refused(tmp_path):
         World.load(tmp_path / "world.json")
     with pytest.raises(ConfigError, match=r"missing\.json"):
         World.load(tmp_path / "missing.json")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"n_people": 0}, "data.world.n_people is 0"),
-        ({"second_homes_in_country": 1.5}, "second_homes_in_country is 1.5"),
-        ({"n_companies": 500}, r"n_companies is 500; it must be at most \d+"),
-        ({"n_parent_names": 50}, "n_parent_names is 50"),
-    ],
-)
-def test_impossible_settings_are_refused(catalogue, setting, message):
-    with pytest.raises(ConfigError, match=message):
-        World.generate(replace(CONFIG, **setting), catalogue)
 
 
 def test_every_other_word_is_a_name_as_well(catalogue):
