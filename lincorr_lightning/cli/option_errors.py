@@ -81,8 +81,8 @@ def one_line(text: object) -> str:
 
 
 def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
-    near = get_close_matches(name, known, 1, cutoff=0.75)
-    return f"; did you mean {prefix}{near[0]}?" if near else ""
+    similar = get_close_matches(name, known, 1, cutoff=0.75)
+    return f"; did you mean {prefix}{similar[0]}?" if similar else ""
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:

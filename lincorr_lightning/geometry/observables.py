@@ -116,8 +116,8 @@ def token_observables(
         ks: Sizes of the neighborhoods whose overlap is taken.
     """
     dimension = intrinsic_dimension(nearest, range_scalings)
-    near = nearest.neighborhoods[..., : max(ks)]
-    overlap = neighborhood_overlap(near[:-1], near[1:], ks).mean(-2)
+    neighbors = nearest.neighborhoods[..., : max(ks)]
+    overlap = neighborhood_overlap(neighbors[:-1], neighbors[1:], ks).mean(-2)
     cosine_mean, cosine_std = cosine_statistics(hidden)
     angles = neighbor_angles(hidden, nearest)
     return {
@@ -202,8 +202,8 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     degrees from 0 to 180, ``(n_layers, n_tokens)``, float64.
     """
     angles = []
-    for tokens, near in zip(hidden, nearest.indices[..., :2], strict=True):
-        u, v = normalize(tokens[near].double() - tokens[:, None].double(), dim=-1, eps=0).unbind(1)
+    for tokens, pair in zip(hidden, nearest.indices[..., :2], strict=True):
+        u, v = normalize(tokens[pair].double() - tokens[:, None].double(), dim=-1, eps=0).unbind(1)
         # Kahan's formula: the arc cosine loses its digits near 0 and 180 degrees.
         angles.append(2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1)))
     return torch.stack(angles).rad2deg()

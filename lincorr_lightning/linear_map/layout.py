@@ -453,8 +453,8 @@ def random_word_tokens(
         # Some merge with the prompt or are several tokens after a space.
         drawn = sample_up_to(tokenizer, 2 * n, domain.texts, _WORDS_SEED, "words")
         other = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
-        found = label_answers(other, TokenReader(tokenizer), {kinds.Completeness.WHOLE}).token_ids
-        words[name] = [token for token in found if token not in set(domain.token_ids)][:n]
+        ids = label_answers(other, TokenReader(tokenizer), {kinds.Completeness.WHOLE}).token_ids
+        words[name] = [token for token in ids if token not in set(domain.token_ids)][:n]
         if not words[name]:
             _log.warning("the vocabulary has no whole words but those of %s: no random words", name)
             return {}

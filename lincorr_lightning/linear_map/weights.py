@@ -64,9 +64,9 @@ class LabelSet:
         places = {answer: i for i, answers in enumerate(self.answers) for answer in answers}
         places |= {label: i for i, label in enumerate(self.texts)}
         if (place := places.get(text.removesuffix("…"))) is None:
-            near = difflib.get_close_matches(text, places, 3) or list(places)[:3]
+            similar = difflib.get_close_matches(text, places, 3) or list(places)[:3]
             raise LinearMapError(
-                f"{text!r} is no label of {self.name}; labels are such as {', '.join(near)}. "
+                f"{text!r} is no label of {self.name}; labels are such as {', '.join(similar)}. "
                 "`lincorr audit` shows all labels of an LM."
             )
         return place

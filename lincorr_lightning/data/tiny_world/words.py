@@ -108,12 +108,12 @@ class PlainWords:
         not: they become labels, and should be somebody's answer. `phrases` may have several words.
         """
         knowledge = self._knowledge[name]
-        own = {identity: answer.text for identity, answer in knowledge.canonical.items()}
-        known = [identity for identity, text in own.items() if text in used]
+        texts = {identity: answer.text for identity, answer in knowledge.canonical.items()}
+        known = [identity for identity, text in texts.items() if text in used]
         alike = [(k, k.canonical) for k in self._knowledge.values() if k.kind == knowledge.kind]
         plain = [
             identity
-            for identity, text in own.items()
+            for identity, text in texts.items()
             if text not in used
             and self._is_plain(knowledge, text, phrases)
             and all(
@@ -125,12 +125,12 @@ class PlainWords:
 
     def meanings(self, word: str) -> dict[str, set[str]]:
         """Return attribute -> identities that a word is an answer of, in any language."""
-        found: dict[str, set[str]] = {}
+        members: dict[str, set[str]] = {}
         for name, knowledge in self._knowledge.items():
             if alike := self._identities.get((name, word)):
                 attribute = name.removesuffix(f"_{knowledge.language}")
-                found.setdefault(attribute, set()).update(alike)
-        return found
+                members.setdefault(attribute, set()).update(alike)
+        return members
 
     def _is_plain(self, knowledge: Knowledge, text: str, phrases: bool) -> bool:
         word = first_word(text)
