@@ -105,7 +105,7 @@ def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_by_yaml_with_their_program_on_two_processes(small_lm, own_map, tmp_path, theirs):
     """Only these callbacks use the run's folder; the ranks must agree on it."""
     study = config(naive.EDITS, own_map) | {

@@ -139,6 +139,12 @@ def test_split_matrices_are_sharded_too(lms: Path) -> None:
 
 
 @pytest.mark.slow
+def test_matrices_are_split(lms: Path) -> None:
+    """Logits and gradients of LMs whose matrices two ranks split are those of the whole LMs."""
+    launch(2, work, (1, 2), lms)
+
+
+@pytest.mark.nightly
 def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None:
     """Also resumed in the middle of an epoch at another world size."""
     options = (

@@ -228,6 +228,7 @@ def test_cache_of_states(inputs: Path, tmp_path: Path) -> None:
     assert numbers(tmp_path / "changed") == numbers(tmp_path / "again")
 
 
+@pytest.mark.nightly  # each of the runs is tested on two processes above
 def test_a_reproduction_of_several_runs(small_lm, tmp_path):
     """The other process runs the whole plan, too; the folder is the first one's."""
     found = []
