@@ -78,7 +78,10 @@ class PairScores:
 
 
 def pairs_of(lm: str, run: str, results: Path) -> Iterator[PairScores]:
-    """Yield the scores of all pairs of a probe, those of single layers first."""
+    """Yield the scores of all pairs of a probe, those of single layers first.
+
+    Runs of single layers are of commit cae749eb, the last one that reads the logit lens.
+    """
     found = load(lm, run, results)
     paths = {pair_name(entry): entry["path"] for entry in found.get("ridge_path", ())}
     for pair in (*found.get("logit_lens", ()), *found.get("pairs", ())):

@@ -98,9 +98,9 @@ class PairScore:
         matrix="instance", caption="Instance-wise correlation", logged=2
     )
     permuted_label_mean: float | None = score(logged=2)
-    """R of a map that is fitted on permuted targets."""
+    """Label-wise r of a map that is fitted on permuted targets."""
     control_label_mean: float | None = score(heading="r, control prompt", format=".2f", logged=2)
-    """R of a map from the source's labels after the control prompt."""
+    """Label-wise r of a map from the source's labels after the control prompt."""
     excess: float | None = score(
         heading="r above the control", format=".2f", logged=2, has_spread=True
     )
@@ -112,21 +112,21 @@ class PairScore:
         format=".2f",
         logged=2,
     )
-    """R of maps from as many random words as there are source labels, with the range over draws."""
+    """Label-wise r of maps from as many random words as there are source labels."""
     random_label_low: float | None = score("baselines.random_source_labels.low")
     random_label_high: float | None = score("baselines.random_source_labels.high")
     random_label_draws: int | None = score("baselines.random_source_labels.draws")
     random_target_label_mean: float | None = score(
         "random_target_label_mean", "baselines.random_target_labels.mean"
     )
-    """R of maps to as many random words as there are target labels, with the range over draws."""
+    """Label-wise r of maps to as many random words as there are target labels."""
     random_target_label_low: float | None = score("baselines.random_target_labels.low")
     random_target_label_high: float | None = score("baselines.random_target_labels.high")
     random_target_label_draws: int | None = score("baselines.random_target_labels.draws")
     same_prompt_label_mean: float | None = score(
         "same_prompt_label_mean", "baselines.same_prompt_map"
     )
-    """R of W₀, the map of the vocabulary."""
+    """Label-wise r of W₀, the map of the vocabulary."""
     excess_over_random: float | None = score(
         "excess_over_random",
         "excess_over_random_labels.mean",
@@ -145,7 +145,7 @@ class PairScore:
     """Number of these source labels."""
     excess_over_random_draws: int | None = score("excess_over_random_labels.draws")
     excess_over_random_target: float | None = score("excess_over_random_labels.target.mean")
-    """R of the target labels above that of random words after the target prompt."""
+    """Label-wise r of the target labels above that of random words after the target prompt."""
     excess_over_random_target_low: float | None = score("excess_over_random_labels.target.low")
     excess_over_random_target_high: float | None = score("excess_over_random_labels.target.high")
     influenced_1: float | None = score(

@@ -76,7 +76,7 @@ class PairResilience:
     )
     same_prompt_label_mean: float | None = None  #: R of the old LM's W₀ on the new LM.
     excess_over_random: float | None = None
-    """R on the new LM of old maps of ``model.random_labels`` labels, above as many random words."""
+    """On the new LM: r of old maps of some labels (``model.random_labels``) above as many words."""
     random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
     random_kept: float | None = score(heading="kept, random words", format=".2f")
     """`random_label_mean` as a fraction of `random_refitted`."""

@@ -374,7 +374,7 @@ def _edit_callbacks(
         "every_n_steps": _EVERY_N_STEPS,
     }
     generalization = settings | {"controls": [_CONTROL] if has_control else []}
-    if subject == "subwords":
+    if subject == "subwords":  # W of the paper's table 18 has none
         generalization["ridge"] = 0
     callbacks = [{"class_path": "Generalization", "init_args": generalization}]
     if subject == relation:  # not of a table alone

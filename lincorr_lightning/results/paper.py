@@ -4,6 +4,7 @@ The paper is "Linear Correlation in LM's Compositional Generalization and Halluc
 2502.04520). ``paper.yaml`` has its numbers, and the path of each quantity in ``results.json``.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -43,7 +44,7 @@ class Quantity(NamedTuple):
         used = run.tables if "tables" in self.path else ()
         tables = {table.name: table.frame.to_dict("records") for table in used}
         value = _look_up({**run.values, "tables": tables}, self.path, names)
-        return None if value is None or value != value else float(value)  # not NaN
+        return None if value is None or math.isnan(value) else float(value)
 
 
 class PaperNumber(NamedTuple):

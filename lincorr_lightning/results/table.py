@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ def columns_of(record: type[Any]) -> tuple[list[str], dict[str, str], dict[str, 
 
 def show(value: Any, form: str = "") -> str:
     """Return a cell as text: numbers by their format, nothing for a missing value."""
-    if value is None or value != value:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
