@@ -61,7 +61,9 @@ nitpick_ignore_regex = [
     # Aliases of Literal and Mapping, which the docstrings spell out.
     (r"py:class", r"Activation|Block|Candidates|Choice|Entities|Examples|HookKind"),
     (r"py:class", r"MappingName|Pair|(.*\.)?Phase|Ridge|SampleBy|SubjectKind"),
-    (r"py:(class|obj)", r"AdapterContext|FittedMaps|RowReader"),
+    (r"py:(class|obj)", r"(.*\.)?(AdapterContext|FittedMaps|RowReader)"),
+    # What a checkpoint keeps of a callback.
+    (r"py:class", r"lincorr_lightning\.callbacks\.\w+\.\w+State"),
     # In backticks, a single word in lower case is the name of an argument or a setting.
     (r"py:obj", r"[a-z]\w*"),
 ]

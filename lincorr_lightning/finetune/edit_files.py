@@ -34,7 +34,7 @@ class RawEdit(NamedTuple):
     id: str = ""  #: Name of the row in its file, or its number from 0; empty for a run's own edits.
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
     rewrites: tuple["RawEdit", ...] = ()
-    problem: str = ""  #: Why the row is no edit: one of few reasons, by which rows are counted.
+    problem: str = ""  #: Why the row is no edit, one of few reasons, by which rows are counted.
     lm: str = ""  #: Folder of the LM that was edited, if each edit has an LM of its own.
 
     @property

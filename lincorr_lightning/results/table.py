@@ -37,7 +37,7 @@ def columns_of(record: type[Any]) -> tuple[list[str], dict[str, str], dict[str, 
 
 def show(value: Any, form: str = "") -> str:
     """Return a cell as text: numbers by their format, nothing for a missing value."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or (isinstance(value, (float, np.floating)) and math.isnan(value)):
         return ""
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
