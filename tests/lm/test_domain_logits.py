@@ -21,19 +21,21 @@ from tests.lm.small_lms import (
     random_model,
     small_tokenizer,
 )
+from tests.toys import word_tokenizer
 
 TOLERANCE = 1e-4
 
 
+@pytest.mark.parametrize("bos", [True, False])
 def test_batch_of_unequal_prompts_equals_single_prompts(
-    architecture: str, lm_folder: Folder
+    architecture: str, bos: bool, lm_folder: Folder
 ) -> None:
-    folder = lm_folder(architecture)
+    folder = lm_folder(architecture, "<s> $A" if bos else None)
     lm = LanguageModel.from_pretrained(str(folder))
     ours = lm.domain_logits(PROMPTS, TOKEN_IDS)
     assert ours.dtype == torch.float64
     assert ours.shape == (len(PROMPTS), len(TOKEN_IDS))
-    naive = naive_logits(hf.AutoModelForCausalLM.from_pretrained(folder), PROMPTS, TOKEN_IDS)
+    naive = naive_logits(hf.AutoModelForCausalLM.from_pretrained(folder), PROMPTS, TOKEN_IDS, bos)
     assert naive.std() > 0.1
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
@@ -162,6 +164,16 @@ def test_bidirectional_lm_is_refused() -> None:
     lm = LanguageModel.from_module(random_model(config), small_tokenizer())
     with pytest.raises(LanguageModelError, match="BertLMHeadModel is not causal"):
         lm.domain_logits(PROMPTS, TOKEN_IDS)
+
+
+def test_a_vocabulary_without_the_words_of_the_test() -> None:
+    model = random_model(config_of("llama"))
+    lm = LanguageModel.from_module(model, word_tokenizer(["Oslo", "Lima"]))
+    ours = lm.logits_of_rows([[2, 3], [3, 2, 2]], TOKEN_IDS)
+    assert [how.by_rows for how in lm._tested.values()] == [True]
+    with torch.no_grad():
+        naive = model(input_ids=torch.tensor([[2, 3]])).logits[0, -1, TOKEN_IDS]
+    assert (ours[0] - naive).abs().max() <= TOLERANCE
 
 
 def test_an_lm_in_half_precision_that_is_frozen_after_its_training() -> None:

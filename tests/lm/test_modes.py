@@ -13,10 +13,11 @@ NAMES = [name for name in ARCHITECTURES if name != "mamba"]
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_those_of_the_model_in_float32(name: str) -> None:
-    half = toy_model(name).bfloat16().requires_grad_(False)
-    oracle = toy_model(name).bfloat16().float()
+def test_logits_are_those_of_the_model_in_float32(name: str, dtype: torch.dtype) -> None:
+    half = toy_model(name).to(dtype).requires_grad_(False)
+    oracle = toy_model(name).to(dtype).float()
     with torch.no_grad():
         expected = oracle(input_ids=IDS).logits
         with float32_forward(half):

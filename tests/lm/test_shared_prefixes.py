@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,3 +212,38 @@ def test_trees_hold_every_prompt_and_each_beginning_once(most: int) -> None:
     if most == 256:
         (tree,) = trees
         assert len(tree.token_ids) == len({tuple(row[:i]) for row in rows for i in range(1, 7)})
+
+
+def test_no_prompts_and_unknown_tokens(lm_folder: Folder) -> None:
+    lm = LanguageModel.from_pretrained(str(lm_folder("gemma2")))
+    assert lm.joint_logits([[], []], [[4], [5, 6]]).shape == (0, 3)
+    with pytest.raises(LanguageModelError, match="token id 99"):
+        lm.joint_logits(prompts(), [*DOMAINS[:-1], [99]])
+
+
+def test_head_that_is_not_linear() -> None:
+    model = random_model(config_of("llama"))
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    lm = LanguageModel.from_module(model, small_tokenizer())
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    assert (ours - naive(model)).abs().max() <= TOLERANCE
+    assert lm.reads_prompts == "one by one: its head is not a plain linear layer"
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("eager", marks=pytest.mark.slow),
+        # A C++ compiler takes minutes.
+        pytest.param("inductor", marks=pytest.mark.nightly),
+    ],
+)
+def test_compiled(backend: str, lm_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)
+    expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model)
+    assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
+    assert (lm.reads_prompts or "").startswith("with shared prefixes")
+    first = lm.domain_logits(prompts()[0], DOMAINS[0])
+    assert (first - expected[:, : len(DOMAINS[0])]).abs().max() <= TOLERANCE
+    assert lm.model.model._compiled_call_impl is not None

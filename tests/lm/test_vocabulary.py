@@ -83,6 +83,18 @@ def test_sample_without_replacement_of_everything_there_is() -> None:
         assert few != sample_subjects(tokenizer, 11, words_per_subject=words, seed=1)
 
 
+def test_more_than_there_are() -> None:
+    tokenizer = small_tokenizer()
+    n = len(usable_strings(tokenizer))
+    message = rf"the vocabulary has {n} subjects of"
+    with pytest.raises(SubjectsError, match=message):
+        sample_subjects(tokenizer, n + 1)
+    with pytest.raises(SubjectsError, match=rf"has {n * n} subjects of 2"):
+        sample_subjects(tokenizer, n * n + 1, words_per_subject=2)
+    with pytest.raises(ConfigError, match="words_per_subject is 0"):
+        sample_subjects(tokenizer, 1, words_per_subject=0)
+
+
 def test_sample_without_some_is_the_sample_without_them() -> None:
     tokenizer = word_tokenizer([f"w{i}" for i in range(60)])
     excluded = sample_subjects(tokenizer, 60)[5:15]
