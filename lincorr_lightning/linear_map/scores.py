@@ -23,7 +23,6 @@ from lincorr_lightning.progress import progress
 _WAYS = ("influenced", "influencing")
 _NO_NUMBER = {"is_number": False}  # of fields that are no column of a table
 
-Number = float | None  #: A score; None where it is not known.
 Numbers = Mapping[Pair, Mapping[str, Any]]  #: Fields of `PairScore` by pair.
 
 

@@ -128,12 +128,6 @@ class LanguageModel(nn.Module):
         return self.checkpoint.location if self.checkpoint else self.config.name_or_path
 
     @property
-    def n_layers(self) -> int | None:
-        """Number of layers, known before the weights are loaded; None if the config lacks it."""
-        n = getattr(self._model_config.get_text_config(), "num_hidden_layers", None)
-        return n if isinstance(n, int) else None
-
-    @property
     def is_loaded(self) -> bool:
         """Whether the weights are in memory."""
         return "model" in self._modules
@@ -295,25 +289,6 @@ class LanguageModel(nn.Module):
                 f"{index} ({prompt!r}) in {modes.dtype_name(self.model.dtype)}. With float16, set "
                 "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
-
-    def token_probabilities(self, prompts: Sequence[str], token_ids: Tensor) -> Tensor:
-        """Return the probabilities of tokens, ``(n_prompts, k)``, each row after its own prompt.
-
-        They are those in the whole vocabulary; float64, on the CPU.
-        """
-        rows = self.rows(prompts)
-        every = torch.arange(self.vocab_size)
-        probabilities = torch.empty(token_ids.shape, dtype=torch.float64)
-
-        def forward(batch: list[int]) -> None:
-            ids = self._encoder.pad([rows[i] for i in batch])[0].to(self.model.device)
-            last = torch.tensor([len(rows[i]) - 1 for i in batch], device=ids.device)
-            logits = heads.read_logits(self.model, ids, None, last, every, by_rows=False)
-            probabilities[batch] = logits.softmax(1).cpu().gather(1, token_ids[batch])
-
-        with self._reading():
-            self.in_batches([len(row) for row in rows], forward)
-        return probabilities
 
     def logits_of_groups(
         self,

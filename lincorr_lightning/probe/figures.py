@@ -208,7 +208,6 @@ def nulls_figure(frame: DataFrame, lm: str) -> Figure:
         _Dots("label_mean", "this pair", "o", BLUE),
     ]
     known = frame.dropna(subset="label_mean")
-    known = known.assign(pair=known["source"] + "->" + known["target"])
     return _dot_plot(
         known.sort_values("label_mean", ascending=False, kind="stable"),
         dots,
