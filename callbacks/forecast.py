@@ -7,7 +7,13 @@ from typing import Any
 from lincorr_lightning.callbacks.periodic_callback import CallbackState, PeriodicCallback
 from lincorr_lightning.callbacks.relation import MeasuredRelation
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
+from lincorr_lightning.finetune.edits import nearness
+from lincorr_lightning.finetune.forecasts import (
+    NearestWord,
+    forecast_edits,
+    forecast_results,
+    no_rows,
+)
 from lincorr_lightning.results.results import Results
 
 
@@ -66,8 +72,10 @@ class Forecast(PeriodicCallback):
 
     def prepare(self) -> None:
         if not self.state.words:
-            lm = self.run.cache.lm
-            words = forecast_edits(lm, self._resolved.edits, self._at.tokenized)
+            by_answer = nearness(self.run.nearest_words(), self._at.tokenized)
+            if by_answer is None:
+                raise no_rows(self.run.cache.lm.config.name_or_path)
+            words = forecast_edits(by_answer, self._resolved.edits, self._at.tokenized)
             self.state.words = [asdict(word) for word in words]
 
     def measure(self) -> None:

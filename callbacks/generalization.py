@@ -19,7 +19,7 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import EditAnswers, Logits, rows_of
-from lincorr_lightning.finetune.edits import skip_counts, vocabulary_nearness
+from lincorr_lightning.finetune.edits import nearness, skip_counts
 from lincorr_lightning.finetune.results import case_results, skipped_tables
 from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.lm.query_cache import Query
@@ -31,7 +31,7 @@ from lincorr_lightning.results.run_folder import log_scalars
 class GeneralizationState(RelationState):
     """What a checkpoint keeps of a `Generalization`."""
 
-    nearness: Tensor | None = None  #: The `vocabulary_nearness`.
+    nearness: Tensor | None = None  #: See `nearness`.
 
 
 class Generalization(PeriodicCallback):
@@ -145,7 +145,7 @@ class Generalization(PeriodicCallback):
     def prepare(self) -> None:
         """Record the LM's answers before training, and what its vocabulary alone gives."""
         if self.state.base is None:
-            self.state.nearness = vocabulary_nearness(self.run.cache.lm, self._at.tokenized)
+            self.state.nearness = nearness(self.run.nearest_words(), self._at.tokenized)
             everyone = range(len(self._resolved.edits))
             self.state.base = self._read(self._joint_queries(everyone), len(everyone))
             self.state.map = self.map.fit(self._at)

@@ -144,10 +144,10 @@ class Intervention(PeriodicCallback):
         labels = answers.labels[learned]
         reference = answers.reference[learned]
         texts = relation.target.texts
-        rows = self.run.cache.lm.head_rows(relation.target.token_ids)
-        assert rows is not None  # the head is linear
+        head = self.run.cache.lm.head_rows()
+        assert head is not None  # the head is linear
         columns = {arm: self.maps[name][0].T[labels] for arm, name in _MAP_OF_ARM.items()}
-        space = moves.TargetSpace(rows)
+        space = moves.TargetSpace(head.rows(relation.target.token_ids))
         self.edits = moves.EditStates(
             space,
             answers.before["target"][learned],

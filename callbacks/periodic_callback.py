@@ -20,6 +20,7 @@ from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
 from lincorr_lightning.linear_map.layout import JointLayout, RowReader
 from lincorr_lightning.lm.finder import causal_lm_of
+from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.results import run_folder as runs
 from lincorr_lightning.results.results import Results
@@ -44,6 +45,7 @@ class LMRun:
     uncounted: int  #: Updates that ``trainer.global_step`` does not count.
     was_updated: bool = False  #: Whether the last batch updated the LM.
     maps: dict[Hashable, LinearMap] = field(default_factory=dict)  #: Fitted before training.
+    _nearest_words: NearestWords | None = None
     _announced: list[tuple[JointLayout, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,6 +70,12 @@ class LMRun:
     def fit_subjects(self, n: int) -> list[str]:
         """Return up to n subjects to fit maps on, of which no callback measures any."""
         return sample_fitted_subjects(self.cache.lm.tokenizer, n, self.measured)
+
+    def nearest_words(self) -> NearestWords | None:
+        """Return the nearest words of the LM before training; None for a head without rows."""
+        if self._nearest_words is None:
+            self._nearest_words = self.cache.lm.nearest_words()
+        return self._nearest_words
 
     def announce(self, layout: JointLayout, n_subjects: int) -> None:
         """Note that rows of a layout will be read, for as many subjects to fit maps on."""

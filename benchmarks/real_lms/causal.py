@@ -27,7 +27,7 @@ from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.interventions import EditStates
-from lincorr_lightning.functional.significance import bootstrap_interval
+from lincorr_lightning.functional.significance import mean_interval
 from lincorr_lightning.results import plots
 
 REAL_LMS = common.RESULTS / "real_lms"
@@ -127,7 +127,7 @@ def removals(edits: EditStates) -> dict[str, str]:
 
 def points(values: Tensor) -> str:
     """Return the mean in points with its 95 % interval, such as −31 (−43, −20)."""
-    numbers = (float(values.mean()), *bootstrap_interval(values))
+    numbers = (float(values.mean()), *mean_interval(values))
     mean, low, high = (f"{round(100 * x):+d}".replace("-", "−") for x in numbers)
     return f"{mean} ({low}, {high})"
 

@@ -196,7 +196,7 @@ def edit_cases(
 ) -> list[EditCase]:
     """Return the case of each of n edits.
 
-    W and the `vocabulary_nearness` are ``(n_target, n_source)``.
+    W and the `nearness` of labels are ``(n_target, n_source)``.
     """
     reference = answers.reference
     labels = answers.labels

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.finetune.edit_files import RawEdit, nfc
-from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.linear_map.layout import relation_logits
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 
 _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
@@ -157,15 +157,15 @@ def _source_answers(relation: TokenizedRelation, lm: LanguageModel) -> list[list
     return answers_of_labels
 
 
-def vocabulary_nearness(lm: LanguageModel, relation: TokenizedRelation) -> Tensor | None:
-    """Return how near the labels are in an LM's head, see `neighbor_weights`: weights like W.
+def nearness(words: NearestWords | None, relation: TokenizedRelation) -> Tensor | None:
+    """Return how near the labels of a relation are in an LM's head: weights like W.
 
     What pairs labels without any prompt is the null of edits that generalize. None for a head
     without rows; all ranks that share an LM must call it together.
     """
-    n = len(relation.source.labels)
-    rows = lm.head_rows([*relation.source.token_ids, *relation.target.token_ids])
-    return None if rows is None else neighbor_weights(rows[:n], rows[n:])
+    if words is None:
+        return None
+    return words.weights(relation.source.token_ids, relation.target.token_ids)
 
 
 def unknown_subjects(subjects: Collection[str], lm: LanguageModel) -> list[str]:

@@ -9,22 +9,22 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import (
     Edit,
+    nearness,
     reference_mask,
     skip_counts,
     taught_labels,
-    vocabulary_nearness,
 )
 from lincorr_lightning.finetune.results import skipped_tables
 from lincorr_lightning.functional import macro_mean, risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Mean, Table, column, number
 from lincorr_lightning.study import LMStudy
@@ -48,27 +48,17 @@ class NearestWord:
 
 
 def forecast_edits(
-    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
+    by_answer: Tensor, edits: Sequence[Edit], relation: TokenizedRelation
 ) -> list[NearestWord]:
-    """Return the nearest word of each edit, by the `vocabulary_nearness`.
+    """Return the nearest word of each edit; no prompt is read.
 
-    No prompt is read. All ranks that share an LM must call it together.
-
-    Raises:
-        LanguageModelError: The LM's head has no rows to compare.
+    `by_answer` is the `nearness` of the relation's labels, ``(n_target, n_source)``.
     """
-    by_answer = vocabulary_nearness(lm, relation)
-    if by_answer is None:
-        raise LanguageModelError(
-            f"{lm.config.name_or_path} has a head that multiplies by more than its weight, such as "
-            "a quantized one, so that its labels have no rows to compare. Forecast the edits with "
-            "an LM that is not quantized."
-        )
-    nearness = by_answer.T[taught_labels(edits)]
-    is_right = reference_mask(edits, nearness.shape[1])
-    margins = -risk(nearness, is_right)
-    best_right = nearness.masked_fill(~is_right, -torch.inf).amax(1, keepdim=True)
-    ranks = 1 + ((nearness >= best_right) & ~is_right).sum(1)
+    near = by_answer.T[taught_labels(edits)]
+    is_right = reference_mask(edits, near.shape[1])
+    margins = -risk(near, is_right)
+    best_right = near.masked_fill(~is_right, -torch.inf).amax(1, keepdim=True)
+    ranks = 1 + ((near >= best_right) & ~is_right).sum(1)
     labels = relation.target.texts
     return [
         NearestWord(
@@ -81,9 +71,18 @@ def forecast_edits(
             rank=rank,
         )
         for edit, nearest, margin, rank in zip(
-            edits, nearness.argmax(1).tolist(), margins.tolist(), ranks.tolist(), strict=True
+            edits, near.argmax(1).tolist(), margins.tolist(), ranks.tolist(), strict=True
         )
     ]
+
+
+def no_rows(name: str) -> LanguageModelError:
+    """Return the error of an LM whose head has no rows to compare."""
+    return LanguageModelError(
+        f"{name} has a head that multiplies by more than its weight, such as a quantized one, so "
+        "that its labels have no rows to compare. Forecast the edits with an LM that is not "
+        "quantized."
+    )
 
 
 def forecast_results(
@@ -163,5 +162,8 @@ class EditForecast(LMStudy):
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")
-        self.forecasts = forecast_edits(self.lm, dataset.edits, dataset.relation)
+        by_answer = nearness(self.lm.nearest_words(), dataset.relation)
+        if by_answer is None:
+            raise no_rows(self.lm.config.name_or_path)
+        self.forecasts = forecast_edits(by_answer, dataset.edits, dataset.relation)
         return forecast_results(self.forecasts, dataset.relation.name, dataset.resolved.skipped)

@@ -15,7 +15,8 @@ from torch.nn.functional import normalize
 
 from lincorr_lightning.finetune.figures import interventions_figure
 from lincorr_lightning.functional import Outcome, outcome_codes
-from lincorr_lightning.functional.significance import bootstrap_interval
+from lincorr_lightning.functional.significance import mean_interval
+from lincorr_lightning.io import number
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 
@@ -154,9 +155,9 @@ class EditStates:
         return values @ (members.double() / members.sum(1, keepdim=True)).T
 
 
-def _interval(name: str, values: Tensor) -> dict[str, float]:
-    low, high = bootstrap_interval(values)
-    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
+def _interval(name: str, values: Tensor) -> dict[str, float | None]:
+    low, high = mean_interval(values)
+    return {name: float(values.mean()), f"{name}_low": number(low), f"{name}_high": number(high)}
 
 
 def dose_rows(edits: EditStates) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Pure functions of tensors; they depend on torch and scipy only."""
 
 from lincorr_lightning.functional.auroc import auroc, auroc_within, class_auroc, counted_auroc
+from lincorr_lightning.functional.causal_inner_product import Whitening, causal_whitening
 from lincorr_lightning.functional.correlation import (
     CorrelationSummary,
     labelwise_pearson,
@@ -29,9 +30,11 @@ __all__ = [
     "LeastSquares",
     "Moments",
     "Outcome",
+    "Whitening",
     "attribute_causes",
     "auroc",
     "auroc_within",
+    "causal_whitening",
     "class_auroc",
     "counted_auroc",
     "hit_rates",

@@ -50,17 +50,21 @@ def reference_groups(reference_mask: Tensor) -> list[int]:
     return groups
 
 
-def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:
+def neighbor_weights(
+    source_rows: Tensor, target_rows: Tensor, whitening: Tensor | None = None
+) -> Tensor:
     """Return cosines between the rows of an LM's head, each side centered on its own mean.
 
     As weights, ``(n_target, n_source)`` like W in float64, they pair each source label with the
-    nearest target label of the vocabulary. Rows are ``(n_labels, hidden_size)`` on each side.
+    nearest target label of the vocabulary. Rows are ``(n_labels, hidden_size)`` on each side; in
+    the causal inner product they are multiplied by the matrix of `causal_whitening` first.
     """
-    source, target = (
-        torch.nn.functional.normalize(rows.double() - rows.double().mean(0), dim=1)
-        for rows in (source_rows, target_rows)
-    )
-    return target @ source.T
+
+    def directions(rows: Tensor) -> Tensor:
+        rows = rows.double() if whitening is None else rows.double() @ whitening
+        return torch.nn.functional.normalize(rows - rows.mean(0), dim=1)
+
+    return directions(target_rows) @ directions(source_rows).T
 
 
 def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from lincorr_lightning.functional import correlation
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 
-_N_DRAWS = 2000  # of a bootstrap
+_LEAST_UNITS = 5  # of an interval
 
 
 def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
@@ -73,16 +74,38 @@ def adjust_for_many(p: Tensor) -> Tensor:
     return adjusted
 
 
-def bootstrap_interval(values: Tensor) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a mean, by drawing values with replacement.
+def mean_interval(values: Tensor) -> tuple[float, float]:
+    """Return the 95 % interval of a mean by Student's t; NaN of fewer than five values.
 
-    The values, ``(n,)``, may be differences between two hits on the same labels.
+    The values, ``(n,)``, are those of independent units, such as means over the edits of each
+    reference, or differences between two hits on the same labels. A percentile bootstrap would
+    cover too little where units are few.
+
+    Example:
+        >>> low, high = mean_interval(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+        >>> round(low, 2), round(high, 2)
+        (1.04, 4.96)
     """
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(values), (_N_DRAWS, len(values)), generator=generator)
-    means = values.double().cpu()[drawn].mean(1)
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+    return _t_interval(float(values.double().mean()), float(values.double().var()), len(values))
+
+
+def jackknife_interval(value: float, without: Tensor) -> tuple[float, float]:
+    """Return the 95 % interval of any statistic of independent units; NaN of fewer than five.
+
+    `without` has the statistic of all units but one, for each of them, ``(n,)``; those that do not
+    exist are NaN and do not count. The degrees of freedom are those of the units.
+    """
+    known = without[~without.isnan()].double()
+    n = len(known)
+    return _t_interval(value, n * (n - 1) * float(known.var(correction=0)), n)
+
+
+def _t_interval(mean: float, variance: float, n: int) -> tuple[float, float]:
+    """Return the interval of a mean of n values of a variance."""
+    if n < _LEAST_UNITS:
+        return math.nan, math.nan
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
+    return mean - half, mean + half
 
 
 class PartialCorrelation(NamedTuple):

@@ -16,10 +16,10 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from lincorr_lightning.functional import Moments, macro_mean, precision
-from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
+from lincorr_lightning.functional.significance import mean_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
-from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.layout import Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -230,17 +230,22 @@ def _difference(name: str, a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[s
 
 
 def vocabulary_baselines(
-    scores: Sequence[PairScore], fitted: FittedMaps, head_rows: Tensor | None
+    scores: Sequence[PairScore],
+    fitted: FittedMaps,
+    head_rows: Tensor | None = None,
+    whitening: Tensor | None = None,
 ) -> Numbers:
     """Score the pairings that need no knowledge of the subjects, beside that of W.
 
     They are the best constant answer (``constant``), the nearest target label by the rows of the
-    LM's head (``unembedding``), the map between both label sets after the control prompt
-    (``same_prompt``), and that after the source prompt, W₀, which Gaussian states with the
-    covariance of the LM's give (``gaussian_states``). W is also compared with W₀ as a matrix.
+    LM's head (``unembedding``), the same in the causal inner product (``causal_inner_product``),
+    the map between both label sets after the control prompt (``same_prompt``), and that after the
+    source prompt, W₀, which Gaussian states with the covariance of the LM's give
+    (``gaussian_states``). W is also compared with W₀ as a matrix.
 
     `head_rows` are the rows of the head for all labels, ``(n_labels, hidden_size)``, in the order
-    of the columns; None for a head without rows. Returns fields of `PairScore`.
+    of the columns, and `whitening` is the matrix of `causal_whitening`; None for a head without
+    rows. Returns fields of `PairScore`.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     layout, weights = fitted.layout, fitted.weights()
@@ -262,18 +267,15 @@ def vocabulary_baselines(
             "same_prompt": same_prompt.get(pair),
             "gaussian_states": w0,
             "constant": -rank[:, None].double().expand_as(weight),
-            "unembedding": _unembedding(layout, pair, head_rows),
         }
+        if head_rows is not None:
+            source, target = (head_rows[layout.columns(name)] for name in pair)
+            pairings["unembedding"] = precision.neighbor_weights(source, target)
+            near = precision.neighbor_weights(source, target, whitening)
+            pairings["causal_inner_product"] = near
         known = {name: other.cpu() for name, other in pairings.items() if other is not None}
         numbers[pair] |= {"rest_hit_1": float(rest), **_hits(weight, known, right)}
     return numbers
-
-
-def _unembedding(layout: JointLayout, pair: Pair, head_rows: Tensor | None) -> Tensor | None:
-    if head_rows is None:
-        return None
-    source, target = (head_rows[layout.columns(name)] for name in pair)
-    return precision.neighbor_weights(source, target)
 
 
 def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
@@ -290,14 +292,14 @@ def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[s
         numbers[f"{name}_macro_1"] = macro_mean(each.tolist(), groups)
     best = max(hits, key=lambda name: float(hits[name].mean()))
     difference = of_w[0] - hits[best]
-    low, high = bootstrap_interval(difference)
+    low, high = mean_interval(difference)
     return numbers | {
         "n_references": len(set(groups)),
         "best_baseline": best,
         "best_baseline_1": numbers[f"{best}_1"],
-        "excess_over_unembedding": float(difference.mean()),
-        "excess_over_unembedding_low": low,
-        "excess_over_unembedding_high": high,
+        "above_best_baseline": float(difference.mean()),
+        "above_best_baseline_low": number(low),
+        "above_best_baseline_high": number(high),
     }
 
 
@@ -313,6 +315,7 @@ def beside_baselines(
     """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
     words, curve = random_words(fitted, test, n_compared, counts, rows)
     labels = [token for domain in fitted.layout.domains.values() for token in domain.token_ids]
-    head_rows = lm.head_rows(labels) if fitted.layout.words else None
-    hits = vocabulary_baselines(scores, fitted, head_rows)
+    nearest = lm.nearest_words() if fitted.layout.words else None
+    of_head = () if nearest is None else (nearest.head.rows(labels), nearest.whitening.matrix)
+    hits = vocabulary_baselines(scores, fitted, *of_head)
     return with_numbers(with_numbers(scores, words), hits), curve

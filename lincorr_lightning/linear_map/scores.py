@@ -188,11 +188,24 @@ class PairScore:
     same_prompt_macro_1: float | None = score("precision.baselines.same_prompt.macro_1")
     gaussian_states_1: float | None = score("precision.baselines.gaussian_states.1")
     gaussian_states_macro_1: float | None = score("precision.baselines.gaussian_states.macro_1")
-    best_baseline: str | None = score("excess_over_unembedding.baseline")
-    excess_over_unembedding: float | None = score("excess_over_unembedding.mean", has_spread=True)
+    causal_inner_product_1: float | None = score("precision.baselines.causal_inner_product.1")
+    causal_inner_product_macro_1: float | None = score(
+        "precision.baselines.causal_inner_product.macro_1"
+    )
+    # `excess_over_unembedding` is the name of earlier versions.
+    best_baseline: str | None = score(
+        "above_best_baseline.baseline", "excess_over_unembedding.baseline"
+    )
+    above_best_baseline: float | None = score(
+        "above_best_baseline.difference", "excess_over_unembedding.mean", has_spread=True
+    )
     """Hit@1 above that of the strongest baseline, with its interval over source labels."""
-    excess_over_unembedding_low: float | None = score("excess_over_unembedding.low")
-    excess_over_unembedding_high: float | None = score("excess_over_unembedding.high")
+    above_best_baseline_low: float | None = score(
+        "above_best_baseline.low", "excess_over_unembedding.low"
+    )
+    above_best_baseline_high: float | None = score(
+        "above_best_baseline.high", "excess_over_unembedding.high"
+    )
     cosine_same_prompt: float | None = score("decomposition.cosine")
     """Cosine of W and W₀; size of W - W₀ as a fraction of that of W, and its Hit@1."""
     rest_norm_share: float | None = score("decomposition.norm_share")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm import fingerprint as prints
@@ -22,9 +21,11 @@ from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.loading import Checkpoint
+from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
 from lincorr_lightning.lm.state_cache import StateCache
+from lincorr_lightning.lm.token_rows import HeldRows, TokenRows
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -317,18 +318,18 @@ class LanguageModel(nn.Module):
             states = self._last_states(rows, whole, members.values() if shares else (), context)
             return self._logits(rows, whole, [token_ids], states)
 
-    def head_rows(self, token_ids: Sequence[int]) -> Tensor | None:
-        """Return the rows of the output head for some tokens, ``(n_labels, hidden_size)``.
+    def head_rows(self) -> TokenRows | None:
+        """Return the rows of the output head.
 
         They are None for a head that multiplies by more than its weight, such as a quantized one.
-        All ranks that share an LM must call it together.
         """
         head = heads.head_of(self.model)
-        if not heads.is_plain(head):
-            return None
-        weight = head.weight.detach()
-        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        return whole[torch.as_tensor(token_ids, device=whole.device)].double().cpu()
+        return HeldRows(head.weight) if heads.is_plain(head) else None
+
+    def nearest_words(self) -> NearestWords | None:
+        """Return the nearest words of the LM as it is now; None for a head without rows."""
+        rows = self.head_rows()
+        return None if rows is None else NearestWords(rows, self.config.name_or_path)
 
     @property
     def has_linear_head(self) -> bool:

@@ -247,7 +247,7 @@ def _cautions(scores: Sequence[PairScore]) -> str:
         sentences.append(
             "A ridge lowers r of the control prompt, too: set model.ridge 0 to compare."
         )
-    low = {score.pair: score.excess_over_unembedding_low for score in judged}
+    low = {score.pair: score.above_best_baseline_low for score in judged}
     if alike := [pair for pair, bound in low.items() if bound is not None and bound <= 0]:
         sentences.append(
             "W pairs no more labels right than the vocabulary alone (95 % over source "

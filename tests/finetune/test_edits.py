@@ -8,10 +8,11 @@ import pytest
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import ListedEdits, resolve_edits, vocabulary_nearness
+from lincorr_lightning.finetune.edits import ListedEdits, nearness, resolve_edits
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.nearness import causal_nearness
 from tests.toys import WORDS, save_toy_lm
 
 TEAMS = """
@@ -52,14 +53,9 @@ def tokenized(lm, name, *files):
 
 
 def test_labels_are_near_by_their_rows_of_the_head(lm, relation):
-    head = lm.model.get_output_embeddings().weight.detach().double().numpy()
-    sides = [head[domain.token_ids] for domain in (relation.source, relation.target)]
-    cities, countries = (side - side.mean(0) for side in sides)
-    found = vocabulary_nearness(lm, relation)
-    for i, city in enumerate(cities):
-        for j, country in enumerate(countries):
-            cosine = sum(city * country) / sum(city**2) ** 0.5 / sum(country**2) ** 0.5
-            assert found[j, i].item() == pytest.approx(cosine, abs=1e-9)
+    head = lm.model.get_output_embeddings().weight.detach().numpy()
+    expected = causal_nearness(head, relation.source.token_ids, relation.target.token_ids)
+    assert nearness(lm.nearest_words(), relation).numpy() == pytest.approx(expected, abs=1e-9)
 
 
 def test_edits_of_a_file_are_used_in_their_order(lm, relation, file_of):

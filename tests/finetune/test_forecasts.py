@@ -11,13 +11,11 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.finetune import forecasts
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, nearness
 from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
-from lincorr_lightning.lm.language_model import LanguageModel
+from tests.nearness import causal_nearness
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +29,13 @@ def edits(lm) -> list[Edit]:
 
 
 def test_the_nearest_word_is_that_of_numpy(lm, edits, relation):
-    head = lm.model.get_output_embeddings().weight.detach().double().numpy()
-    cities, countries = (head[domain.token_ids] for domain in (relation.source, relation.target))
-    cities = cities - cities.mean(0)
-    countries = countries - countries.mean(0)
+    head = lm.model.get_output_embeddings().weight.detach().numpy()
+    near = causal_nearness(head, relation.source.token_ids, relation.target.token_ids)
     labels = list(relation.target.texts)
-    words = forecast_edits(lm, edits, relation)
+    words = forecast_edits(nearness(lm.nearest_words(), relation), edits, relation)
     assert [word.subject for word in words] == [edit.subject for edit in edits]
     for edit, found in zip(edits, words, strict=True):
-        city = cities[edit.label]
-        cosines = countries @ city / np.linalg.norm(countries, axis=1) / np.linalg.norm(city)
+        cosines = near[:, edit.label]
         order = [labels[i] for i in np.argsort(-cosines)]
         right = [labels[i] for i in edit.reference]
         assert found.answer == edit.answer
@@ -54,26 +49,19 @@ def test_the_nearest_word_is_that_of_numpy(lm, edits, relation):
     assert {found.right for found in words} == {True, False}
 
 
-def test_equally_near_labels_and_no_wrong_label(monkeypatch):
-    nearness = torch.tensor([[0.9, 0.1], [0.5, 0.1], [0.25, -0.5]])
-    monkeypatch.setattr(forecasts, "vocabulary_nearness", lambda lm, relation: nearness)
+def test_equally_near_labels_and_no_wrong_label():
+    near = torch.tensor([[0.9, 0.1], [0.5, 0.1], [0.25, -0.5]])
     relation = SimpleNamespace(target=SimpleNamespace(texts=["France", "Spain", "Italy"]))
     edits = [
         Edit("Ann", "Paris", (1,), 0, (1, 2), 1, 0),
         Edit("Bob", "Rome", (2,), 1, (1,), 0, 0),
         Edit("Cy", "Paris", (1,), 0, (0, 1, 2), 1, 0),
     ]
-    ahead, tie, every = forecast_edits(None, edits, relation)
+    ahead, tie, every = forecast_edits(near, edits, relation)
     assert (ahead.nearest, ahead.right, ahead.rank) == ("France", False, 2)
     assert ahead.margin == pytest.approx(-0.4)
     assert (tie.right, tie.margin, tie.rank) == (False, 0.0, 2)
     assert (every.right, every.margin, every.rank) == (True, None, 1)
-
-
-def test_a_head_without_rows_is_refused(lm, edits, relation, monkeypatch):
-    monkeypatch.setattr(LanguageModel, "head_rows", lambda self, token_ids: None)
-    with pytest.raises(LanguageModelError, match="not quantized"):
-        forecast_edits(lm, edits, relation)
 
 
 # -- results ------------------------------------------------------------------------------------

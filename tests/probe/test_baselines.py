@@ -13,13 +13,14 @@ from scipy import stats
 from sklearn.linear_model import Ridge
 
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.functional import moments_of
+from lincorr_lightning.functional import causal_whitening, moments_of
 from lincorr_lightning.linear_map.baselines import random_words, vocabulary_baselines
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.scores import score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
+from tests.nearness import causal_nearness
 from tests.toys import quiet_trainer
 
 WIDTH, N_SOURCE, N_TARGET, RIDGE = 48, 30, 6, 20.0
@@ -70,7 +71,8 @@ class World:
         numbers, self.curve = random_words(fitted, test, N_SOURCE, rows=self.rows)
         scores = with_numbers(scores, numbers)
         head_rows = torch.from_numpy(self.head[[*SOURCE, *TARGET]])
-        hits = vocabulary_baselines(scores, fitted, head_rows)
+        whitening = causal_whitening(lambda: torch.from_numpy(self.head).split(7)).matrix
+        hits = vocabulary_baselines(scores, fitted, head_rows, whitening)
         (self.score,) = with_numbers(scores, hits)
 
     def logits(self, prompt: str, tokens: Any) -> np.ndarray:
@@ -115,11 +117,12 @@ def test_hits_of_the_baselines(world: World) -> None:
     hits = {
         "constant": [bool(answer == most) for answer in ANSWERS],
         "unembedding": _hits(near),
+        "causal_inner_product": _hits(causal_nearness(world.head, SOURCE, TARGET)),
         "same_prompt": _hits(world.map_between(("", SOURCE), ("", TARGET)).coef_),
         "gaussian_states": _hits(world.map_between(("a", SOURCE), ("a", TARGET)).coef_),
     }
     entry = world.score.to_json()
-    precision, excess = entry["precision"], entry["excess_over_unembedding"]
+    precision, above = entry["precision"], entry["above_best_baseline"]
     assert precision["baselines"] == {
         name: pytest.approx({"1": np.mean(each), "macro_1": _macro(each)})
         for name, each in hits.items()
@@ -129,13 +132,13 @@ def test_hits_of_the_baselines(world: World) -> None:
     assert precision["macro"]["1"] == pytest.approx(_macro(of_w))
     assert precision["macro"]["n_references"] == N_TARGET
     best = max(np.mean(each) for each in hits.values())
-    assert excess["mean"] == pytest.approx(np.mean(of_w) - best)
-    assert np.mean(hits[excess["baseline"]]) == best == entry["best_baseline_1"]
-    difference = np.array(of_w, float) - np.array(hits[excess["baseline"]], float)
+    assert above["difference"] == pytest.approx(np.mean(of_w) - best)
+    assert np.mean(hits[above["baseline"]]) == best == entry["best_baseline_1"]
+    assert entry["excess_over_unembedding"]["mean"] == above["difference"]
+    difference = np.array(of_w, float) - np.array(hits[above["baseline"]], float)
     if difference.any():
-        interval = stats.bootstrap((difference,), np.mean, rng=0).confidence_interval
-        assert excess["low"] == pytest.approx(interval.low, abs=0.05)
-        assert excess["high"] == pytest.approx(interval.high, abs=0.05)
+        interval = stats.ttest_1samp(difference, 0).confidence_interval(0.95)
+        assert (above["low"], above["high"]) == pytest.approx(tuple(interval))
 
 
 def test_r_of_random_words(world: World) -> None:
@@ -243,9 +246,9 @@ def test_excess_is_that_of_what_the_lm_computes(world: World, request: Any) -> N
     """None where states do not change, whatever the head; large for what the head does not say."""
     numbers: Any = world.score
     if request.node.callspec.params["world"] == "composed":
-        assert numbers.excess_over_unembedding_low > 0.3 and numbers.rest_hit_1 > 0.9
+        assert numbers.above_best_baseline_low > 0.3 and numbers.rest_hit_1 > 0.9
     else:
-        assert numbers.excess_over_unembedding_low <= 0
+        assert numbers.above_best_baseline_low <= 0
     if request.node.callspec.params["world"] == "vocabulary":
         assert numbers.influenced_1 > 0.9
 

@@ -34,7 +34,7 @@ REFERENCE = np.array([[True, False, True, False], [False, True, False, False]])
 PAIR_KEYS = """source target label_mean label_std instance_mean n_labels n_constant_labels
 permuted_label_mean control_label_mean precision ridge excess label_error excess_error p q
 partial_label_mean through_given completeness baselines excess_over_random_labels
-excess_over_unembedding decomposition random_label_mean excess_over_random
+above_best_baseline excess_over_unembedding decomposition random_label_mean excess_over_random
 random_target_label_mean same_prompt_label_mean best_baseline_1 templates""".split()
 
 
@@ -199,7 +199,7 @@ def test_the_summary_says_where_w_is_imprecise_and_what_helps(
     hit: float, low: float, ridge: float, expected: list[str]
 ) -> None:
     score = next(score for score in make_scores() if score.ends == PAIR)
-    score = replace(score, ridge=ridge, influenced_1=hit, excess_over_unembedding_low=low)
+    score = replace(score, ridge=ridge, influenced_1=hit, above_best_baseline_low=low)
     lines = make_results([score]).table("summary").note.split("\n")[:-1]
     assert len(lines) == len(expected)
     assert all(part in line for part, line in zip(expected, lines, strict=True))

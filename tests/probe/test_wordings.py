@@ -154,8 +154,8 @@ def test_scores_are_means_over_wordings(fitted: Fitted, oracle: Any) -> None:
     pair = pairs["town->land"]
     assert pair["templates"]["influenced_1"]["values"] == pytest.approx(hits)
     assert pair["precision"]["influenced"]["1"] == pytest.approx(np.mean(hits))
-    above = pair["templates"]["excess_over_unembedding"]
-    assert pair["excess_over_unembedding"]["mean"] == pytest.approx(np.mean(above["values"]))
+    above = pair["templates"]["above_best_baseline"]
+    assert pair["above_best_baseline"]["difference"] == pytest.approx(np.mean(above["values"]))
     rows = read_table(fitted[2] / "tables" / "wordings.csv")
     assert [(row["pair"], row["source"], row["target"]) for row in rows] == [
         (pair, *prompts) for pair, own in WORDINGS.items() for prompts in own

@@ -15,9 +15,9 @@ from lincorr_lightning.finetune.cases import CONTROLS, SIDES, concatenate, edit_
 from lincorr_lightning.finetune.edited.results import Reading, edited_results
 from lincorr_lightning.finetune.edits import (
     ResolvedEdits,
+    nearness,
     reference_mask,
     taught_labels,
-    vocabulary_nearness,
 )
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
@@ -108,7 +108,7 @@ class EditedLM(LMStudy):
         lm.load().to(self.device)
         before = _read(lm, domains, edits, range(len(edits.edits)), neighbours)
         linear_map = fit_linear_map(lm, edits.relation, others)
-        maps = linear_map.weight(edits.relation.name), vocabulary_nearness(lm, edits.relation)
+        maps = linear_map.weight(edits.relation.name), nearness(lm.nearest_words(), edits.relation)
         infos = [_info(lm)]
         del lm.model
         after = []

@@ -50,7 +50,7 @@ def edited_results(
 ) -> Results:
     """Return the results of what LMs answer before and after edits.
 
-    `maps` are W and the `vocabulary_nearness`; `lms` are the infos of the LM before, and of the
+    `maps` are W and the `nearness` of labels; `lms` are the infos of the LM before, and of the
     edited ones.
     """
     relation = edits.relation

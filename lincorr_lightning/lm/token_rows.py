@@ -1,0 +1,65 @@
+"""The rows of a matrix that has one for each token: the head of a loaded LM, or of a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from lincorr_lightning.distributed import gather
+
+_BLOCK = 4096  # rows that are held at once
+
+
+class TokenRows(Protocol):
+    """A matrix with a row for each token, which need not be in memory.
+
+    All ranks that share an LM must call a method together.
+    """
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield all rows in blocks, ``(n_rows, hidden_size)`` each, in any floating type."""
+
+    def rows(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the rows of some tokens, ``(n_tokens, hidden_size)``, float64 on the CPU."""
+
+
+class HeldRows:
+    """The rows of a matrix in memory, ``(n_tokens, hidden_size)``, whole or sharded over ranks."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight.detach()
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield the rows in blocks; those of a sharded matrix are gathered one at a time."""
+        local = self._local()
+        if local is self._weight:
+            # mps has no float64
+            whole = local.cpu() if local.device.type == "mps" else local
+            yield from torch.split(whole, _BLOCK)
+            return
+        for start in range(0, max(gather(len(local))), _BLOCK):
+            yield torch.cat(gather(local[start : start + _BLOCK].cpu()))
+
+    def rows(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the rows of some tokens; each is gathered from the rank that has it."""
+        local = self._local()
+        if local is self._weight:
+            return local[torch.as_tensor(token_ids, device=local.device)].cpu().double()
+        rank = 0 if not torch.distributed.is_initialized() else torch.distributed.get_rank()
+        first = sum(gather(len(local))[:rank])
+        held = {i: local[i - first].cpu() for i in token_ids if 0 <= i - first < len(local)}
+        row_of = {i: row for of_rank in gather(held) for i, row in of_rank.items()}
+        return torch.stack([row_of[i] for i in token_ids]).double()
+
+    def _local(self) -> Tensor:
+        """Return the rows of this rank, such that each row is on one; or the whole matrix."""
+        weight = self._weight
+        if not isinstance(weight, DTensor):
+            return weight
+        coordinate = weight.device_mesh.get_coordinate()
+        assert coordinate is not None
+        placed = zip(weight.placements, coordinate, strict=True)
+        is_copy = any(place != Shard(0) and index > 0 for place, index in placed)
+        return weight.to_local()[: 0 if is_copy else None]
