@@ -10,6 +10,7 @@ from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
 from lincorr_lightning.callbacks.intervention import Intervention
 from lincorr_lightning.callbacks.prediction_writer import PredictionWriter
 from lincorr_lightning.callbacks.resilience import Resilience
+from lincorr_lightning.callbacks.stop_at_leak import StopAtLeak
 from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "Intervention",
     "PredictionWriter",
     "Resilience",
+    "StopAtLeak",
     "TokenGeometryMonitor",
 ]
 

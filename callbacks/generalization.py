@@ -1,9 +1,9 @@
-"""Outcomes of edits: generalized, hallucinated or unchanged (paper, section 5)."""
+"""Outcomes of edits (paper, section 5), and whether they are specific to their subjects."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from torch import Tensor
 
@@ -15,14 +15,16 @@ from lincorr_lightning.callbacks.relation import (
     keep_readings,
     readings_by_step,
 )
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.cases import EditAnswers, Logits, rows_of
+from lincorr_lightning.finetune.by_step import StepValues, best_steps, row_at_learned, step_rows
+from lincorr_lightning.finetune.cases import EditAnswers, Logits, concatenate, rows_of
 from lincorr_lightning.finetune.edits import nearness, skip_counts
-from lincorr_lightning.finetune.results import case_results, skipped_tables
+from lincorr_lightning.finetune.results import by_step_results, case_results, skipped_tables
 from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
 
@@ -32,6 +34,8 @@ class GeneralizationState(RelationState):
     """What a checkpoint keeps of a `Generalization`."""
 
     nearness: Tensor | None = None  #: See `nearness`.
+    #: Of edits that are trained together, the parts of a `StepValues` by optimizer step.
+    by_step: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
 
 
 class Generalization(PeriodicCallback):
@@ -39,19 +43,24 @@ class Generalization(PeriodicCallback):
 
     An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
     then the reference of that answer, is *unchanged* if it is the same as before, and else
-    *hallucinates*. Knowledge that does not depend on the source, the controls, should not change.
+    *hallucinates*; a target that was *right before* is neither. The edit *leaks* if the LM then
+    gives the reference of other people as well; it is *specific* as far as it generalizes more
+    often than it leaks. Knowledge that does not depend on the source, the controls, should not
+    change.
 
     If edits are trained together, `n_watch` of them are measured during training and all of them
     after it. If each is trained from the base weights (see `EditBatch`), each is measured after
-    its own steps, and counts with its last one.
+    its own steps, and counts with its last one, or with that of `StopAtLeak`.
 
-    Logs shares of the edits as ``generalization/...``: the outcomes and ``source_learned``, the
-    outcomes ``..._of_learned`` alone, as means over distinct references (``macro_...``), and
-    ``constant``, for which the best constant target label is right; also ``probability/reference``,
-    ``probability/old_answer``, ``control_unchanged/<knowledge>``, ``paraphrases/source_learned``
-    and ``neighbours/source_unchanged`` and ``.../target_unchanged``. Independent edits are logged
-    at the end as ``edit_step/...``, by their own steps. Values before the first step are of the LM
-    before training, those after the last one of all edits.
+    Logs shares of the edits as ``generalization/...``: the outcomes and ``source_learned``,
+    ``leak`` and ``specific`` (means by reference), the outcomes ``..._of_learned`` alone, as means
+    over distinct references (``macro_...``), and ``constant``, for which the best constant target
+    label is right; also ``probability/reference``, ``probability/old_answer``,
+    ``control_unchanged/<knowledge>``, ``paraphrases/source_learned`` and
+    ``neighbours/target_unchanged``, the share of other people whose target stays. Values before the
+    first step are of the LM before training, those after the last one of all edits. Of independent
+    edits, those in between are of the edits in training on the first device; all of them are logged
+    at the end as ``edit_step/...``, by their own steps.
 
     If a run has several of these callbacks, the first one has these keys; the others put their
     relation before their keys, and number their files. Without edits, see `Agreement`.
@@ -66,8 +75,13 @@ class Generalization(PeriodicCallback):
         linear_map: Folder of a linear map, whose W the cases show; None fits one at the start.
         n_watch: Number of edits that are measured during joint training.
         every_n_steps: Largest number of optimizer steps between two measurements.
+        edit_steps: Steps of independent edits, from 1, after which they are measured, beside the
+            last; null takes every `every_n_steps`.
         paraphrases: Other prompts of the source, with ``{}`` for the subject.
-        n_neighbours: Number of sampled subjects without an edit that are measured, too.
+        n_others: Number of other people: sampled subjects without an edit, of whom the target is
+            measured, too; 0 for none.
+        others_kind: Which strings they are, see `EditsDataModule`: ``any`` or ``names``, for
+            instance.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
@@ -78,7 +92,7 @@ class Generalization(PeriodicCallback):
         results: As in ``results.json`` of a fine-tune; ``paraphrases`` and ``neighbours`` have
             their shares, and their number ``n``.
         cases: What each edit did.
-        neighbours: Subjects without an edit that are measured, too.
+        others: Subjects without an edit that are measured, too.
     """
 
     study = "generalization"
@@ -92,8 +106,10 @@ class Generalization(PeriodicCallback):
         linear_map: str | None = None,
         n_watch: int = 16,
         every_n_steps: int = 1,
+        edit_steps: list[int] | None = None,
         paraphrases: list[str] | None = None,
-        n_neighbours: int = 0,
+        n_others: int = 8,
+        others_kind: SubjectKind = "any",
         knowledge_files: list[str] | None = None,
         seed: int = 0,
         ridge: Ridge = "auto",
@@ -102,7 +118,10 @@ class Generalization(PeriodicCallback):
     ) -> None:
         super().__init__(every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
-        require("Generalization.n_neighbours", n_neighbours, at_least=0)
+        require("Generalization.n_others", n_others, at_least=0)
+        require_one_of("Generalization.others_kind", others_kind, get_args(SubjectKind))
+        for step in edit_steps or ():
+            require("Generalization.edit_steps", step, at_least=1)
         for prompt in paraphrases or ():
             if prompt.count("{}") != 1:
                 raise ConfigError(
@@ -114,12 +133,16 @@ class Generalization(PeriodicCallback):
         self.controls = list(cases.CONTROLS if controls is None else controls)
         self.n_watch = n_watch
         self.paraphrases = paraphrases or []
-        self.n_neighbours = n_neighbours
+        self.n_others = n_others
+        self.others_kind = others_kind
+        self.edit_steps = edit_steps
         self.knowledge_files = knowledge_files
         self.seed = seed
         self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
-        self.neighbours: list[str] = []
+        self.others: list[str] = []
+        #: Whether the steps of an independent edit end where it is learned, with this leak.
+        self.is_over: Callable[[float, float], bool] | None = None
 
     def open(self) -> Iterable[str]:
         run = self.run
@@ -133,14 +156,16 @@ class Generalization(PeriodicCallback):
         )
         self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
         self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
-        sampled = self._at.sample_subjects(self.n_neighbours, self.seed + 1)
-        edited = {*self._resolved.subjects, *self._at.edited_subjects}
-        self.neighbours = [subject for subject in sampled if subject not in edited]
-        run.measured.update(sampled, edited, (row.subject for row in self._resolved.skipped))
+        skipped = (row.subject for row in self._resolved.skipped)
+        edited = {*self._resolved.subjects, *self._at.edited_subjects, *skipped}
+        self.others = sample_up_to(
+            run.cache.lm.tokenizer, self.n_others, edited, self.seed + 1, self.others_kind
+        )
+        run.measured.update(edited)
         self._watched = range(min(self.n_watch, len(self._resolved.edits)))
         self.map.announce(self._at)
         edits = [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
-        return [*edits, *self.neighbours, *self._at.domains, *self.paraphrases]
+        return [*edits, *self.others, *self._at.domains, *self.paraphrases]
 
     def prepare(self) -> None:
         """Record the LM's answers before training, and what its vocabulary alone gives."""
@@ -151,21 +176,27 @@ class Generalization(PeriodicCallback):
             self.state.map = self.map.fit(self._at)
 
     def _joint_queries(self, ids: Sequence[int]) -> dict[str, list[Query]]:
-        subjects = [self._resolved.subjects[i] for i in ids]
-        return self._at.queries([*subjects, *self.neighbours])
+        queries = self._at.queries([self._resolved.subjects[i] for i in ids])
+        return self._with_others(queries, [None])
+
+    def _with_others(
+        self, queries: dict[str, list[Query]], adapter_ids: Sequence[int | None]
+    ) -> dict[str, list[Query]]:
+        """Add the target of the other people, in each of some adapters."""
+        ids = [adapter_id for adapter_id in adapter_ids for _ in self.others]
+        of_others = self._at.queries(self.others * len(adapter_ids), ids)["target"]
+        return {**queries, "target": [*queries["target"], *of_others]}
 
     def _read(self, queries: Mapping[str, Sequence[Query]], n: int) -> Logits:
-        """Return the logits of n edits, and the leading labels of the neighbours.
+        """Return the logits of n edits, and the leading target labels of the other people.
 
-        The neighbours come after the edits, once, or for each of them.
+        They come after the edits, once, or for each of them.
         """
         logits = self._at.read(queries)
         of_edits = {name: part[:n] for name, part in logits.items()}
-        for side in cases.SIDES:
-            leading = logits[side][n:].argmax(1)
-            if len(leading):
-                others = leading.view(-1, len(self.neighbours))
-                of_edits[f"neighbours/{side}"] = others.expand(n, -1)
+        if self.others and n:
+            leading = logits["target"][n:].argmax(1).view(-1, len(self.others))
+            of_edits["others/target"] = leading.expand(n, -1)
         return of_edits
 
     def _answers(self, ids: Sequence[int], logits: Logits) -> EditAnswers:
@@ -176,15 +207,21 @@ class Generalization(PeriodicCallback):
         if edits is None:
             self._queries = self._joint_queries(self._watched)
         else:
-            self._queries = self._at.edit_queries(edits, self.neighbours if edits.last else ())
+            queries = self._at.edit_queries(edits)
+            self._queries = self._with_others(queries, range(len(edits.edits)))
         if self.is_due(self.run.next_step, edits):
             self._at.prefetch(self._queries)
+
+    def is_due(self, step: int, edits: EditBatch | None = None) -> bool:
+        if edits is None or self.edit_steps is None:
+            return super().is_due(step, edits)
+        return edits.step + 1 in self.edit_steps or edits.last
 
     def measure(self) -> None:
         """Log the outcomes of the watched edits; of independent ones, all before training."""
         if not self.run.is_independent:
             logits = self._read(self._joint_queries(self._watched), len(self._watched))
-            self._log(self._answers(self._watched, logits).means())
+            self._log_joint(self._watched, self._answers(self._watched, logits))
             return
         means = self._answers(range(len(self._resolved.edits)), self.state.base).means()
         self._log(_by_edit_step(means), 0)
@@ -198,6 +235,8 @@ class Generalization(PeriodicCallback):
         if edits.edits and self.is_due(self.run.step, edits):
             logits = self._read(self._queries, len(edits.edits))
             keep_readings(self.state.readings, edits, logits)
+            means = self._keyed(self._answers(edits.ids, logits).means())
+            log_scalars(self.run.trainer, means, self.run.step)
         if self.run.trainer.is_last_batch:  # before monitors decide at the end of the epoch
             _, answers = self._after_last_step(readings_by_step(self.state.readings))
             self.set_callback_metrics(self._keyed(answers.means()))
@@ -207,13 +246,42 @@ class Generalization(PeriodicCallback):
     ) -> tuple[Sequence[int], EditAnswers]:
         """Return the independent edits that were trained to their end, and the answers then.
 
-        They are fewer than all, or none, if training was cut short.
+        They are fewer than all, or none, if training was cut short. Where `is_over` ends the steps
+        of each edit, the answers are those after its best one.
         """
         dataset = self.run.dataset
         assert dataset is not None
         none: tuple[list[int], list[Logits]] = ([], [rows_of(self.state.base, [])])
         ids, (logits,) = by_step.get(dataset.training.steps_per_edit - 1, none)
+        if self.is_over is not None and ids:
+            chosen = best_steps(self._independent_steps(by_step), self.is_over)
+            logits = concatenate([_row_at(by_step[chosen[edit] - 1], edit) for edit in ids])
         return ids, self._answers(ids, logits)
+
+    def _independent_steps(
+        self, by_step: Mapping[int, tuple[list[int], list[Logits]]]
+    ) -> dict[int, StepValues]:
+        """Return the numbers of independent edits by their own step, from 1."""
+        return {
+            step + 1: StepValues.of(ids, self._answers(ids, logits).values())
+            for step, (ids, (logits,)) in by_step.items()
+        }
+
+    def _log_joint(self, ids: Sequence[int], answers: EditAnswers) -> None:
+        """Log the means of edits that are trained together, and keep their numbers of the step.
+
+        Weights that others have changed after the step, such as restored ones, are not of it.
+        """
+        self._log(answers.means())
+        step = self.run.step
+        is_of_step = self._measured_version == self.run.cache.weights_version()
+        if step and (is_of_step or step not in self.state.by_step):
+            self.state.by_step[step] = tuple(StepValues.of(ids, answers.values()))
+
+    def latest(self, key: str) -> tuple[int, float]:
+        """Return the last step at which a number was logged, and the number; NaN before."""
+        points = self.history.get(f"{self._prefix}{key}")
+        return points[-1] if points else (-1, math.nan)
 
     def _keyed(self, scalars: Mapping[str, float]) -> dict[str, float]:
         return {f"{self._prefix}{key}": value for key, value in scalars.items()}
@@ -232,22 +300,44 @@ class Generalization(PeriodicCallback):
             ids, answers = self._after_last_step(by_step)
             means = self._keyed(answers.means())
             scalars = {key: value for key, value in means.items() if not math.isnan(value)}
+            numbers = self._independent_steps(by_step)
         else:
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
-            self._log(answers.means())
+            self._log_joint(ids, answers)
+            numbers = {step: StepValues(*parts) for step, parts in self.state.by_step.items()}
         relation = self._at.tokenized
         edits = [self._resolved.edits[i] for i in ids]
         weight = self.state.map[0]
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)
-        counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
-        values = cases.outcome_values(relation.name, answers, self.cases, **counts)
+        counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.others)}
+        references = [edit.reference for edit in self._resolved.edits]
+        steps = list(step_rows(numbers, references))
+        values = {
+            **cases.outcome_values(relation.name, answers, self.cases, **counts),
+            "n_others": len(self.others),
+            "by_step": steps,
+            "at_learned": row_at_learned(numbers, references),
+        }
         skipped = self._resolved.skipped if self.edits is not None else ()
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)
         suffix = self.name.removeprefix(self.study)
+        by_step_tables, figure = by_step_results(steps, self._at.tag, _nulls(values), suffix)
         table, figures = case_results(self.cases, self._at.tag, values["random"], suffix)
-        tables = [table, *skipped_tables(skipped, suffix)]
-        return Results(self.name, values, scalars, tables=tables, figures=figures)
+        tables = [*by_step_tables, table, *skipped_tables(skipped, suffix)]
+        return Results(self.name, values, scalars, tables=tables, figures=[figure, *figures])
+
+
+def _nulls(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares of edits that need no training, for the figure."""
+    nearest = values["nearest"] or {}
+    shares = {"nearest word": nearest.get("right"), "best constant answer": values["constant"]}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _row_at(reading: tuple[list[int], list[Logits]], edit: int) -> Logits:
+    ids, (logits,) = reading
+    return rows_of(logits, [ids.index(edit)])
 
 
 def _by_edit_step(means: Mapping[str, float]) -> dict[str, float]:

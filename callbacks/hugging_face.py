@@ -7,6 +7,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.callbacks.stop_at_leak import StopAtLeak
 from lincorr_lightning.distributed import gather
 
 
@@ -16,14 +17,15 @@ class HuggingFaceCallback(TrainerCallback):
     ``Trainer(..., callbacks=[HuggingFaceCallback(Generalization("city->country", edits))])``
     measures as in a LightningModule. What is logged is in ``trainer.state.log_history``, and in the
     metrics of an evaluation with ``eval_`` before its key, so that ``metric_for_best_model`` and
-    ``EarlyStoppingCallback`` (after this one) can name it. Tables and figures go to a folder below
-    ``output_dir``. The LM must not be sharded; a resumed run measures from its own start.
+    ``EarlyStoppingCallback`` (after this one) can name it; `StopAtLeak` stops the training. Tables
+    and figures go to a folder below ``output_dir``. The LM must not be sharded; a resumed run
+    measures from its own start.
 
     Args:
-        *callbacks: Callbacks such as `Generalization`, `GradientCorrelation` or `Resilience`.
+        *callbacks: Callbacks such as `Generalization`, `GradientCorrelation` or `StopAtLeak`.
     """
 
-    def __init__(self, *callbacks: PeriodicCallback) -> None:
+    def __init__(self, *callbacks: PeriodicCallback | StopAtLeak) -> None:
         self.callbacks = callbacks
         self._run: Any = None
         self._module: Any = None
@@ -44,6 +46,7 @@ class HuggingFaceCallback(TrainerCallback):
             lightning_module=module,
             train_dataloader=None,
             is_last_batch=False,
+            should_stop=False,
             ckpt_path=state.global_step or None,
             fast_dev_run=False,
             is_global_zero=state.is_world_process_zero,
@@ -63,6 +66,7 @@ class HuggingFaceCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._run.global_step = state.global_step
         self._call("on_train_batch_end", None, None, state.global_step)
+        control.should_training_stop |= self._run.should_stop
         self._log(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -71,6 +75,7 @@ class HuggingFaceCallback(TrainerCallback):
             metrics |= {f"eval_{key}": float(value) for key, value in values}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._call("on_train_end")
         self._run.strategy.on_train_end()
         self._log(state)
         self._call("teardown", "fit")
@@ -83,6 +88,7 @@ class HuggingFaceCallback(TrainerCallback):
         points = {
             key: history[-1][1]
             for callback in self.callbacks
+            if isinstance(callback, PeriodicCallback)
             for key, history in callback.history.items()
             if history[-1][0] == state.global_step
         }

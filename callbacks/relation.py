@@ -131,10 +131,8 @@ class MeasuredRelation:
             for name, domain in self.domains.items()
         }
 
-    def edit_queries(self, edits: EditBatch, others: Sequence[str] = ()) -> dict[str, list[Query]]:
+    def edit_queries(self, edits: EditBatch) -> dict[str, list[Query]]:
         """Return the prompts of independent edits, each in the adapter that it is trained in.
-
-        Those of `others`, subjects that are read in the adapter of each edit, follow.
 
         Raises:
             ConfigError: The run's dataset does not list all edits before they are trained.
@@ -146,10 +144,7 @@ class MeasuredRelation:
                 "of each EditBatch to 0 if edits are trained together."
             )
         subjects = [edit.subject for edit in edits.edits]
-        adapter_ids = list(range(len(subjects)))
-        of_others = [adapter_id for adapter_id in adapter_ids for _ in others]
-        others = [subject for _ in adapter_ids for subject in others]
-        return self.queries([*subjects, *others], [*adapter_ids, *of_others])
+        return self.queries(subjects, range(len(subjects)))
 
     def prefetch(self, queries: Mapping[str, Sequence[Query]]) -> None:
         """Announce queries that are read after the next optimizer step."""

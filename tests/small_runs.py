@@ -79,7 +79,7 @@ SMALL_RUNS = {
         (
             *_TUNED,
             "--data.edits_file={inputs}/edits.jsonl",
-            "--model.n_neighbours=5",
+            "--model.n_others=5",
             "--model.n_subjects=60",
         ),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,17 @@ from torch import Tensor
 
 from lincorr_lightning import functional
 from lincorr_lightning.errors import DomainError
+from lincorr_lightning.finetune.by_step import (
+    BY_REFERENCE,
+    CONTROL,
+    LEAK,
+    SPECIFIC,
+    interval_by_reference,
+)
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit, reference_mask, taught_labels
 from lincorr_lightning.functional.outcomes import Cause, Outcome
+from lincorr_lightning.functional.significance import jackknife_interval
 from lincorr_lightning.knowledge import Catalogue, Completeness, Domain, TokenizedRelation
 from lincorr_lightning.results.table import column, number
 
@@ -25,16 +33,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CONTROLS = ("color",)  #: Kinds of knowledge that an edit should not change, by default.
-DEFAULT_FORECAST = "vocabulary"  #: Name of the nearest word among the forecasts of results.
-_CONTROL = "control_unchanged/"
+DEFAULT_FORECAST = "causal_inner_product"  #: Name of the forecast by the nearest word.
 _PARAPHRASE = "paraphrases/"
 SIDES = ("source", "target")
 
 Logits = dict[str, Tensor]
 """What an LM answers about n subjects, by the name of a prompt (see `edit_domains`).
 
-Domain logits are ``(n, n_labels)``, float64 on the CPU. ``neighbours/source`` and
-``neighbours/target`` are the leading labels of m other subjects, ``(n, m)``.
+Domain logits are ``(n, n_labels)``, float64 on the CPU. ``others/target`` and, where they are read,
+``others/source`` are the leading labels of m subjects without an edit, ``(n, m)``.
 """
 
 
@@ -58,7 +65,7 @@ def edit_domains(
             continue
         try:
             control = TokenizedRelation.of(f"{ends[0]}->{name}", catalogue, tokenizer)
-            domains[f"{_CONTROL}{name}"] = control.target
+            domains[f"{CONTROL}{name}"] = control.target
         except DomainError as error:
             rank_zero_warn(f"{name} is left out of the controls: {error}")
     for i, template in enumerate(paraphrases):
@@ -102,6 +109,11 @@ class EditAnswers:
         return self.after["source"].argmax(1) == self.labels
 
     @property
+    def references(self) -> list[tuple[int, ...]]:
+        """The right target labels of each edit."""
+        return [tuple(row.nonzero().flatten().tolist()) for row in self.reference]
+
+    @property
     def codes(self) -> Tensor:
         """The outcome of each edit, see `outcome_codes`, ``(n,)``."""
         before = self.before["target"].argmax(1)
@@ -131,26 +143,38 @@ class EditAnswers:
         values["probability/reference"] = (probability * self.reference).sum(1)
         values["probability/old_answer"] = probability.gather(1, old_answer)[:, 0]
         for name in self.after:
-            if name.startswith(_CONTROL):
+            if name.startswith(CONTROL):
                 values[name] = self.before[name].argmax(1) == self.after[name].argmax(1)
         wordings = [x.argmax(1) for name, x in self.after.items() if name.startswith(_PARAPHRASE)]
         if wordings:
             hits = torch.stack(wordings) == self.labels
             values["paraphrases/source_learned"] = hits.double().mean(0)
         for side in SIDES:
-            key = f"neighbours/{side}"
+            key = f"others/{side}"
             if key in self.after:
                 same = self.before[key] == self.after[key]
-                values[f"{key}_unchanged"] = same.double().mean(1)
+                values[f"neighbours/{side}_unchanged"] = same.double().mean(1)
+        if (key := "others/target") in self.after:
+            leaks = functional.leaks(self.before[key], self.after[key], self.reference)
+            values[LEAK] = leaks
+            values[SPECIFIC] = (codes == Outcome.GENERALIZED.code).double() - leaks
         return {key: value.double() for key, value in values.items()}
 
     def means(self) -> dict[str, float]:
-        """Return the mean of every number by log key, and what shares are compared with."""
-        scores = functional.reference_scores(
-            self.outcomes, [row.nonzero().flatten().tolist() for row in self.reference]
-        )
+        """Return the mean of every number by log key, and what shares are compared with.
+
+        Leak and specific are means by reference.
+        """
+        references = self.references
+        scores = functional.reference_scores(self.outcomes, references)
+        values = self.values()
         return {
-            **{key: value.nanmean().item() for key, value in self.values().items()},
+            **{key: value.nanmean().item() for key, value in values.items()},
+            **{
+                key: functional.macro_mean(values[key].tolist(), references)
+                for key in BY_REFERENCE
+                if key in values
+            },
             **{f"generalization/{name}": score for name, score in scores.items()},
         }
 
@@ -180,8 +204,9 @@ class EditCase:
     prior_winner: float | None = column("logit of answer before", ".2f")
     probability_reference_before: float | None = column("p of reference before", ".1%")
     probability_reference_after: float | None = column("p of reference after", ".1%")
-    vocabulary_risk: float | None = column("risk by the nearest word", ".3f")
+    nearest_risk: float | None = column("risk by the nearest word", ".3f")
     """How much nearer a wrong target label is to the answer than a right one, in the LM's head."""
+    leak: float | None = column("", ".0%")  #: See `leaks`.
     cause: str  #: A value of `Cause` for a hallucination, else empty.
     completeness: str = ""  #: A value of `Completeness`; empty without a reference.
     ambiguous: bool = False
@@ -211,6 +236,7 @@ def edit_cases(
     def best(scores: Tensor) -> Tensor:
         return scores.masked_fill(~reference, -torch.inf).amax(1)
 
+    unknown = torch.full((len(edits),), torch.nan)
     numbers = {
         "weight_reference": best(weights),
         "weight_answer": weights.gather(1, winners)[:, 0],
@@ -219,7 +245,8 @@ def edit_cases(
         "prior_winner": before.gather(1, winners)[:, 0],
         "probability_reference_before": (before.softmax(1) * reference).sum(1),
         "probability_reference_after": (after.softmax(1) * reference).sum(1),
-        "vocabulary_risk": torch.full((len(edits),), torch.nan) if risks is None else risks,
+        "nearest_risk": unknown if risks is None else risks,
+        "leak": answers.values().get(LEAK, unknown),
     }
     texts = relation.target.texts
     kinds = relation.target.completeness
@@ -252,11 +279,13 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     reference among generalized and among hallucinated ones, and the two-sided p of a Mann-Whitney
     test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
     ``completeness`` of the reference's label (paper, table 18), and ``given_learned`` source.
-    ``vocabulary`` has the share of edits whose answer is nearest to a ``right`` target label in the
-    LM's head, and ``macro_right``, the mean over references. ``forecast`` says how well this
-    forecasts which edits do not generalize: ``auroc`` is that of the `EditCase.vocabulary_risk`
-    over all edits, and ``auroc_within`` over pairs of edits with the same reference; None if all
-    edits, or none, generalized. Both are None for a head without rows.
+    ``nearest`` has the share of edits whose answer is nearest to a ``right`` target label in the
+    LM's head, ``macro``, the mean over references, and under ``wrong`` what became of the others,
+    which alone can show more than the vocabulary. ``forecast`` says how well this forecasts which
+    edits do not generalize: ``auroc`` is that of the `EditCase.nearest_risk` over all edits that
+    were not right before, with its interval over references, and ``auroc_within`` over pairs of
+    edits with the same reference; None if all of them, or none, generalized. Both are None for a
+    head without rows.
     """
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
@@ -282,29 +311,53 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         "completeness": {kind.value: shares(group) for kind, group in kinds.items() if group},
         "given_learned": shares([case for case in cases if case.source_learned]),
         "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
-        **_nearest_word_scores(cases),
+        **_nearest_word_scores(cases, shares),
     }
 
 
-def _nearest_word_scores(cases: Sequence[EditCase]) -> dict[str, Any]:
-    known = [case for case in cases if case.vocabulary_risk is not None]
+def _nearest_word_scores(
+    cases: Sequence[EditCase], shares: Callable[[Sequence[EditCase]], dict[str, Any]]
+) -> dict[str, Any]:
+    known = [case for case in cases if case.nearest_risk is not None]
     if not known:
-        return dict.fromkeys(("vocabulary", "forecast", "forecast_default"))
-    references = [case.reference for case in known]
-    risks = torch.tensor([case.vocabulary_risk for case in known], dtype=torch.float64)
-    right = (risks < 0).double().tolist()
-    failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in known])
-    forecast = {
-        "auroc": number(functional.auroc(risks, failed)),
-        "auroc_within": number(functional.auroc_within(risks, failed, references)),
-    }
+        return dict.fromkeys(("nearest", "vocabulary", "forecast", "forecast_default"))
+    is_right = [case.nearest_risk < 0 for case in known]  # type: ignore[operator]
+    macro = functional.macro_mean(list(map(float, is_right)), [case.reference for case in known])
+    wrong = [case for case, right in zip(known, is_right, strict=True) if not right]
+    nearest = {"right": fmean(is_right), "macro": macro, "wrong": shares(wrong)}
     return {
-        "vocabulary": {
-            "right": fmean(right),
-            "macro_right": functional.macro_mean(right, references),
-        },
-        "forecast": {DEFAULT_FORECAST: forecast},
+        "nearest": nearest,
+        "vocabulary": {"right": nearest["right"], "macro_right": macro},  # as earlier versions
+        "forecast": {DEFAULT_FORECAST: _forecast_scores(known)},
         "forecast_default": DEFAULT_FORECAST,
+    }
+
+
+def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
+    """Return the AUROC of the nearest word's risk, with intervals over references."""
+    cases = [case for case in cases if case.outcome != Outcome.RIGHT_BEFORE]
+    risks = torch.tensor([case.nearest_risk for case in cases], dtype=torch.float64)
+    failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in cases])
+    references = [case.reference for case in cases]
+
+    def score(name: str, statistic: Callable[[list[int]], float]) -> dict[str, float | None]:
+        value = statistic(list(range(len(cases))))
+        without = [
+            statistic([i for i, other in enumerate(references) if other != reference])
+            for reference in dict.fromkeys(references)
+        ]
+        low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
+        ends = {f"{name}_low": low, f"{name}_high": high}
+        return {key: number(x) for key, x in {name: value, **ends}.items()}
+
+    return {
+        **score("auroc", lambda rows: functional.auroc(risks[rows], failed[rows])),
+        **score(
+            "auroc_within",
+            lambda rows: functional.auroc_within(
+                risks[rows], failed[rows], [references[i] for i in rows]
+            ),
+        ),
     }
 
 
@@ -327,15 +380,24 @@ def outcome_values(
         groups.setdefault(group, {})[name] = number(value)
     shares = groups["generalization"]
     macro = [name for name in shares if name.startswith("macro_")]
+    values = answers.values()
+    of_others = {
+        key.partition("/")[2]: interval_by_reference(values[key], answers.references)
+        for key in BY_REFERENCE
+        if key in values and len(cases)
+    }
     return {
         "relation": relation,
         "n_edits": len(cases),
         "random": number(answers.reference.double().mean().item()),
         "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
         **shares,
+        "specific": None,
+        "leak": None,
+        **of_others,
         **{f"probability_{name}": value for name, value in groups["probability"].items()},
         "controls": {
-            name: {"unchanged": share} for name, share in groups.get(_CONTROL[:-1], {}).items()
+            name: {"unchanged": share} for name, share in groups.get(CONTROL[:-1], {}).items()
         },
         **{group: {**groups[group], "n": n} for group, n in counts.items() if group in groups},
         **case_statistics(cases),

@@ -302,7 +302,7 @@ def resolve_edits(
         rank_zero_warn(
             f"{len(known)} of {len(edits)} edits, such as {known[0].subject!r} -> "
             f"{known[0].answer!r}, ask for the target that the LM answers already: they count as "
-            "generalized where nothing changes."
+            "right before, never as generalized."
         )
     return ResolvedEdits(relation, edits, rows, skipped)
 

@@ -1,10 +1,11 @@
 """Figures of edits: what they did, W of their references, and moves of states."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -12,7 +13,7 @@ from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.functional import Cause, Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results import plots
-from lincorr_lightning.results.plots import BLUE, ORANGE, PALE
+from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
 
 
 def reference_weights_figure(cases: Sequence[EditCase], relation: str) -> Figure:
@@ -66,9 +67,13 @@ def outcomes_figure(
     outcomes = [case.outcome for case in cases]
     references = [case.reference.split(SEPARATOR) if case.reference else [] for case in cases]
     scores = reference_scores(outcomes, references)
-    nearest = case_statistics(cases)["vocabulary"]
+    nearest = case_statistics(cases)["nearest"]
     rows: list[dict[str, Any]] = [
-        {"what": f"target {name}", "share": share, "macro": scores.get(f"macro_{name}")}
+        {
+            "what": f"target {name}".replace("_", " "),
+            "share": share,
+            "macro": scores.get(f"macro_{name}"),
+        }
         for name, share in outcome_shares(outcomes).items()
     ]
     rows[0]["constant"] = scores["constant"]
@@ -93,6 +98,58 @@ def outcomes_figure(
         subtitle=f"causes of hallucination: {listed}" if listed else "",
         marks=marks if cases else {},
         label="share of edits",
+    )
+
+
+def by_step_figure(
+    rows: Sequence[Mapping[str, Any]], relation: str, nulls: Mapping[str, float]
+) -> Figure:
+    """Draw what edits did after each step; `nulls` are shares that need no training."""
+    lines = {
+        "learned": "source_learned",
+        "generalized": "generalized",
+        "leak: other people": "leak",
+        "specific: generalized − leak": "specific",
+    }
+    points = [
+        {
+            "step": row["step"],
+            "what": name,
+            "share": row[key],
+            **{end: row[f"{key}_{end}"] if key == "specific" else None for end in ("low", "high")},
+        }
+        for row in rows
+        for name, key in lines.items()
+    ]
+    points += [
+        {"step": row["step"], "what": f"{name} unchanged", "share": share}
+        for row in rows
+        for name, share in row["controls"].items()
+    ]
+
+    def draw_nulls(axes: Axes, *_: Any) -> None:
+        for (name, share), dash in zip(nulls.items(), ("--", ":"), strict=False):
+            axes.axhline(share, color=INK, linewidth=1, linestyle=dash, label=name)
+
+    columns = ["step", "what", "share", "low", "high"]
+    return plots.curves(
+        DataFrame(points, columns=columns).astype(dict.fromkeys(columns[2:], float)),
+        "step",
+        "share",
+        "what",
+        title=f"Edits of {relation} by optimizer step",
+        subtitle="leak and specific are means by answer; band: 95 % interval of specific",
+        band=("low", "high"),
+        colours={
+            "learned": GREY,
+            "generalized": BLUE,
+            "leak: other people": ORANGE,
+            "specific: generalized − leak": GREEN,
+        },
+        labels=("optimizer step", "share of edits"),
+        percent=True,
+        size=(6.0, 3.2),
+        each=draw_nulls,
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from lincorr_lightning.finetune import figures as drawing
+from lincorr_lightning.finetune.by_step import peak_sentence
 from lincorr_lightning.finetune.cases import DEFAULT_FORECAST, EditCase
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import ResolvedEdits, skip_counts
@@ -23,9 +24,15 @@ OUTCOME_MEANS: Mapping[str, Mean] = {
     "source_learned": Mean("source_learned"),
 }
 """Numbers that are means over a table of edits."""
+_MAX_STEPS = 12  # of the table on a screen
 _CONTRACT = (
     "source_learned",
     *_OUTCOMES,
+    "specific",
+    "leak",
+    "by_step",
+    "at_learned",
+    "nearest",
     "random",
     "constant",
     "macro",
@@ -49,14 +56,35 @@ class OutcomeRow:
     generalized: float | None = column("", ".1%")
     macro_generalized: float | None = column("generalized, by answer", ".1%")
     constant: float | None = column("best constant", ".1%")
-    vocabulary: float | None = column("nearest word", ".1%")
-    macro_vocabulary: float | None = column("nearest word, by answer", ".1%")
+    nearest_right: float | None = column("nearest word", ".1%")
+    nearest_macro: float | None = column("nearest word, by answer", ".1%")
     random: float | None = column("", ".1%")
     hallucinated: float | None = column("", ".1%")
     macro_hallucinated: float | None = column("hallucinated, by answer", ".1%")
     unchanged: float | None = column("", ".1%")
+    right_before: float | None = column("", ".1%")
+    specific: float | None = column("", ".1%")
+    leak: float | None = column("", ".1%")
     auroc: float | None = column("AUROC of the nearest word", ".2f")
     auroc_within: float | None = column("the same, within an answer", ".2f")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """What edits did after an optimizer step, a row of the table ``by_step``.
+
+    `leak` and `specific` are means by reference, with the 95 % interval of `specific` over
+    references; they are None without other subjects. Unchanged controls stand in further columns.
+    """
+
+    step: float = column("", "g")
+    n_edits: int = column("edits", "d")
+    source_learned: float | None = column("learned", ".0%")
+    generalized: float | None = column("", ".0%")
+    leak: float | None = column("", ".0%")
+    specific: float | None = column("", ".0%")
+    specific_low: float | None = column("low", ".0%")
+    specific_high: float | None = column("high", ".0%")
 
 
 @dataclass(frozen=True)
@@ -105,6 +133,55 @@ def case_results(
             partial(drawing.outcomes_figure, cases, relation, random),
         ),
     ]
+
+
+def by_step_results(
+    rows: Sequence[Mapping[str, Any]],
+    relation: str,
+    nulls: Mapping[str, float],
+    suffix: str = "",
+) -> tuple[list[Table], Figure]:
+    """Return the table ``by_step``, an extract of it for the screen, and the figure ``by_step``.
+
+    `nulls` are shares of edits that need no training, by what they are, for the figure.
+    """
+    controls = dict.fromkeys(f"{name}_unchanged" for row in rows for name in row["controls"])
+    names, headings, formats = columns_of(StepRow)
+
+    def table(name: str, rows: Sequence[Mapping[str, Any]], headline: bool) -> Table:
+        return Table.of(
+            f"{name}{suffix}",
+            [{**row, **{f"{k}_unchanged": x for k, x in row["controls"].items()}} for row in rows],
+            [*names, *controls],
+            peak_sentence(rows, relation) or f"The edits of {relation} after each step.",
+            "leak: share of other people of whom the LM gives the edit's reference, and did not "
+            "before; specific: generalized minus leak. Both are means by answer, with the 95 % "
+            "interval over answers.",
+            headline=headline,
+            headings=headings,
+            formats=formats | dict.fromkeys(controls, ".0%"),
+        )
+
+    tables = [table("by_step", rows, headline=len(rows) <= _MAX_STEPS)]
+    if len(rows) > _MAX_STEPS:
+        tables.append(table("peak", _extract(rows), headline=True))
+    caption = f"The edits of {relation} by optimizer step: learned, generalized, leak and specific."
+    drawn = partial(drawing.by_step_figure, rows, relation, nulls)
+    return tables, Figure(f"by_step{suffix}", caption, drawn)
+
+
+def _extract(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows at 1, 2, 5, 10, 20, ... steps, that of the peak and the last."""
+    peak = max(rows, key=lambda row: row["specific"] or 0.0)
+    shown = []
+    due = iter(m * 10**k for k in range(12) for m in (1, 2, 5))
+    at = next(due)
+    for row in rows:
+        if row["step"] >= at or row is peak or row is rows[-1]:
+            shown.append(row)
+        while row["step"] >= at:
+            at = next(due)
+    return shown
 
 
 def finetune_results(
@@ -217,17 +294,19 @@ def outcomes_table(outcomes: Sequence[Results]) -> Table:
     controls: dict[str, None] = {}
     for each in outcomes:
         values = each.values
-        nearest = values.get("vocabulary") or {}
+        nearest = values.get("nearest") or {}
+        of_others = {name: (values.get(name) or {}).get("mean") for name in ("specific", "leak")}
         unchanged = {f"{k}_unchanged": v["unchanged"] for k, v in values["controls"].items()}
         controls |= dict.fromkeys(unchanged)
         rows.append(
             {
                 **values,
                 **unchanged,
+                **of_others,
                 **{f"macro_{name}": share for name, share in values["macro"].items()},
                 **(values.get("forecast") or {}).get(DEFAULT_FORECAST, {}),
-                "vocabulary": nearest.get("right"),
-                "macro_vocabulary": nearest.get("macro_right"),
+                "nearest_right": nearest.get("right"),
+                "nearest_macro": nearest.get("macro"),
             }
         )
     names, headings, formats = columns_of(OutcomeRow)
@@ -239,8 +318,10 @@ def outcomes_table(outcomes: Sequence[Results]) -> Table:
         "by answer: the mean over distinct sets of right target answers. best constant: the one "
         "target label that is right most often; nearest word: the target label nearest to the new "
         "answer in the LM's head is right; random: a random label is; color_unchanged: an "
-        "unrelated answer stays. AUROC: how often an edit that generalizes has a larger margin, by "
-        "which its nearest word is right, than one that does not.",
+        "unrelated answer stays. leak: share of other people of whom the LM then gives the edit's "
+        "reference, too; specific: generalized minus leak, by answer. AUROC: how often an edit "
+        "that generalizes has a larger margin, by which its nearest word is right, than one that "
+        "does not.",
         headline=True,
         headings=headings,
         formats=formats | dict.fromkeys(controls, ".1%"),

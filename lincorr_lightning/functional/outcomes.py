@@ -13,12 +13,14 @@ from torch import Tensor
 class Outcome(StrEnum):
     """Outcome of an edit at the target.
 
-    The paper reports only the first; the split into three is this package's.
+    The paper reports only the first, of all answers that are right after the edit; the split into
+    four is this package's.
     """
 
-    GENERALIZED = "generalized"
-    HALLUCINATED = "hallucinated"
-    UNCHANGED = "unchanged"
+    GENERALIZED = "generalized"  #: Right after the edit, and not before.
+    HALLUCINATED = "hallucinated"  #: Another wrong answer than before.
+    UNCHANGED = "unchanged"  #: The wrong answer of before.
+    RIGHT_BEFORE = "right_before"  #: Right before the edit, whatever follows.
 
     @property
     def code(self) -> int:
@@ -31,18 +33,24 @@ def outcome_shares(outcomes: Sequence[str]) -> dict[str, float | None]:
 
     Example:
         >>> outcome_shares(["unchanged", "generalized", "unchanged", "unchanged"])
-        {'generalized': 0.25, 'hallucinated': 0.0, 'unchanged': 0.75}
+        {'generalized': 0.25, 'hallucinated': 0.0, 'unchanged': 0.75, 'right_before': 0.0}
     """
     n = len(outcomes)
     return {outcome.value: outcomes.count(outcome) / n if n else None for outcome in Outcome}
 
 
-def macro_mean(values: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """Return the mean over distinct groups of the mean of their values; NaN without any."""
+def group_means(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return the mean of the values of each distinct group."""
     by_group: dict[Hashable, list[float]] = defaultdict(list)
     for value, group in zip(values, groups, strict=True):
         by_group[group].append(value)
-    return fmean(map(fmean, by_group.values())) if by_group else nan
+    return [fmean(members) for members in by_group.values()]
+
+
+def macro_mean(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+    """Return the mean over distinct groups of the mean of their values; NaN without any."""
+    means = group_means(values, groups)
+    return fmean(means) if means else nan
 
 
 def reference_scores(
@@ -78,11 +86,32 @@ def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tens
 
     `before` and `after` are its index before and after the edit, ``(n,)``; the mask says which
     target labels are right for the new source answer, ``(n, n_target)`` bool. Returns positions in
-    `Outcome`, ``(n,)``: generalized if the label after the edit is right; else unchanged if it is
-    the same as before, and hallucinated if it differs.
+    `Outcome`, ``(n,)``.
     """
-    generalized = reference_mask.gather(1, after[:, None]).squeeze(1)
-    return torch.where(generalized, 0, torch.where(after == before, 2, 1))
+    was_right, is_right = (
+        reference_mask.gather(1, labels[:, None])[:, 0] for labels in (before, after)
+    )
+    codes = torch.where(after == before, Outcome.UNCHANGED.code, Outcome.HALLUCINATED.code)
+    codes[is_right] = Outcome.GENERALIZED.code
+    codes[was_right] = Outcome.RIGHT_BEFORE.code
+    return codes
+
+
+def leaks(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tensor:
+    """Return for which share of other subjects each edit made its reference lead, ``(n,)``.
+
+    An edit that is specific to its subject has 0; one after which the LM gives its reference to
+    everybody has 1. `before` and `after` are the leading target label of m subjects without an edit
+    before and after each edit, ``(n, m)``; the mask says which target labels are right for the
+    edit's source answer, ``(n, n_target)`` bool.
+
+    Example:
+        >>> right = torch.tensor([[True, False, False]])
+        >>> leaks(torch.tensor([[1, 2, 0, 1]]), torch.tensor([[0, 2, 0, 2]]), right)
+        tensor([0.2500], dtype=torch.float64)
+    """
+    is_right = reference_mask.gather(1, after) & ~reference_mask.gather(1, before)
+    return is_right.double().mean(1)
 
 
 def attribute_causes(

@@ -83,10 +83,12 @@ def answers(model: Any, tokenizer: Any, subjects: Sequence[str]) -> dict[str, np
     return {k: logits(model, tokenizer, k, subjects) for k in ("city", "country", "color")}
 
 
-def outcomes(base: Any, now: Any, edits: Sequence[dict[str, str]]) -> dict[str, float]:
+def outcomes(
+    base: Any, now: Any, edits: Sequence[dict[str, str]], others: slice = slice(0)
+) -> dict[str, float]:
     """What edits did, by log key, from the answers about their subjects, which come first.
 
-    NaN of those learned if there is none.
+    The rows `others` are those of other people, if any. NaN of those learned if there is none.
     """
     rows = np.arange(len(edits))
     answers = [edit["answer"] for edit in edits]
@@ -97,9 +99,10 @@ def outcomes(base: Any, now: Any, edits: Sequence[dict[str, str]]) -> dict[str, 
     chance /= chance.sum(1, keepdims=True)
     colors = [logits["color"][rows].argmax(1) for logits in (base, now)]
     hits = {
-        "generalized": after == right,
-        "hallucinated": (after != right) & (after != before),
+        "generalized": (after == right) & (before != right),
+        "hallucinated": (after != right) & (before != right) & (after != before),
         "unchanged": (after != right) & (after == before),
+        "right_before": before == right,
     }
     shares = {f"generalization/{name}": hit.mean() for name, hit in hits.items()}
     for name in ("generalized", "hallucinated"):
@@ -107,6 +110,13 @@ def outcomes(base: Any, now: Any, edits: Sequence[dict[str, str]]) -> dict[str, 
         shares[f"generalization/{name}_of_learned"] = of_learned.mean() if any(learned) else np.nan
         by_country = [hits[name][right == country].mean() for country in set(right)]
         shares[f"generalization/macro_{name}"] = np.mean(by_country)
+    was, are = (logits["country"][others].argmax(1) for logits in (base, now))
+    if len(was):
+        shares["neighbours/target_unchanged"] = (was == are).mean()
+    leak = np.array([np.mean([a == c != b for a, b in zip(are, was, strict=True)]) for c in right])
+    for name, values in (("leak", leak), ("specific", hits["generalized"] - leak))[: len(was)]:
+        by_country = [values[right == country].mean() for country in set(right)]
+        shares[f"generalization/{name}"] = np.mean(by_country)
     return shares | {
         "generalization/source_learned": learned.mean(),
         "generalization/constant": max(np.bincount(right)) / len(right),

@@ -178,8 +178,11 @@ LOOPS = {
 # -- the oracle ------------------------------------------------------------------------------------
 
 
-def read(model, tokenizer):
-    return naive.answers(model, tokenizer, EVERYONE)
+def read(model, tokenizer, others):
+    return naive.answers(model, tokenizer, [*EVERYONE, *others])
+
+
+OTHERS = slice(len(EVERYONE), None)
 
 
 def correlation(own_map, now, before=None):
@@ -187,7 +190,8 @@ def correlation(own_map, now, before=None):
     bias = own_map.bias if before is None else 0
     kinds = ("city", "country")
     source, target = (now[k] - (0 if before is None else before[k]) for k in kinds)
-    return naive.r((source @ own_map.weight.T + bias)[len(EDITS) :], target[len(EDITS) :])
+    watched = slice(len(EDITS), len(EVERYONE))
+    return naive.r((source @ own_map.weight.T + bias)[watched], target[watched])
 
 
 def metric_of(key, value):
@@ -199,22 +203,25 @@ def differ(one, other):
     return any((one[kind] != other[kind]).any() for kind in one)
 
 
-def expected_of(module, own_map):
+def expected_of(module, own_map, others):
     """What is to be logged with `every_n_steps=1`, ``(step, value)`` by key; and the results."""
-    base, *after, left = (read(lm, module.tokenizer) for lm in (*module.states, module.backbone))
+    base, *after, left = (
+        read(lm, module.tokenizer, others) for lm in (*module.states, module.backbone)
+    )
     counts = module.counts if any(module.counts) else range(len(module.states))
     # Under accumulation, the weights stay for some batches.
     changed = [i for i, (one, two) in enumerate(pairwise([base, *after])) if differ(one, two)]
     assert len(changed) > 1 and differ(base, left), "the loop teaches nothing"
     at, steps = [0, *(counts[i + 1] for i in changed)], [base, *(after[i] for i in changed)]
     gradients = [correlation(own_map, now, before) for before, now in pairwise(steps)]
-    final = naive.outcomes(base, left, EDITS)
-    watched = [*(naive.outcomes(base, now, EDITS[:N_WATCHED]) for now in steps[:-1]), final]
+    final = naive.outcomes(base, left, EDITS, OTHERS)
+    watched = [*(naive.outcomes(base, now, EDITS[:N_WATCHED], OTHERS) for now in steps[:-1]), final]
     r = [correlation(own_map, now) for now in (*steps[:-1], left)]
     curves = {key: [one[key] for one in watched] for key in final}
     curves |= {f"{name}/city->country": r for name in ("resilience", "logit_correlation")}
     curves["gradient_correlation/city->country"] = [np.nan, *gradients]
-    names = ("generalized", "hallucinated", "unchanged", "source_learned", "constant")
+    names = ("generalized", "hallucinated", "unchanged", "right_before")
+    names = (*names, "source_learned", "constant")
     results = {name: final[f"generalization/{name}"] for name in names}
     results |= {"before": r[0], "after": r[-1], "gradient_correlation": np.mean(gradients)}
     results |= {"probability_reference": final["probability/reference"]}
@@ -223,7 +230,7 @@ def expected_of(module, own_map):
 
 def check(module, trainer, three, own_map):
     """Compare curves, metrics and results with the copies, and with what `fit` has left."""
-    curves, results = expected_of(module, own_map)
+    curves, results = expected_of(module, own_map, three[0].others)
     history = {key: points for each in three for key, points in each.history.items()}
     own = three[0].results | three[1].results | three[2].results
     sides = {name: (own[name], value) for name, value in results.items()}
@@ -238,6 +245,14 @@ def check(module, trainer, three, own_map):
     }
     assert not wrong, wrong
     assert own["n_edits"] == len(EDITS)
+    rows = {row["step"]: row for row in own["by_step"]}
+    last = max(rows, default=0)
+    for name in ("source_learned", "generalized", "leak", "specific"):
+        points = curves[f"generalization/{name}"]
+        curve = {step: value for step, value in points if 0 < step < last}
+        assert {step: rows[step][name] for step in curve} == pytest.approx(curve)
+    for name in ("leak", "specific"):
+        assert own[name]["mean"] == pytest.approx(curves[f"generalization/{name}"][-1][1])
 
 
 # -- right numbers ---------------------------------------------------------------------------------
@@ -333,8 +348,11 @@ def test_every_key_can_be_monitored(run, own_map, tmp_path, independent):
     kind, data, training = Recorded, None, EditTraining(edits_per_step=2, n_steps=2)
     if independent:
         kind, data = naive.OnEdits, lambda lm: naive.edits_data(lm, n_edits=4, training=training)
-    none = dict.fromkeys(("city", "country", "color"), np.ones((len(EDITS), len(naive.CITIES))))
-    keys = [*naive.outcomes(none, none, EDITS), "permuted_gradient_correlation/city->country"]
+    none = dict.fromkeys(("city", "country", "color"), np.ones((99, len(naive.CITIES))))
+    keys = [
+        *naive.outcomes(none, none, EDITS, OTHERS),
+        "permuted_gradient_correlation/city->country",
+    ]
     keys += [f"{k}/city->country" for k in ("gradient_correlation", "resilience")]
 
     def monitored(ckpt_path=None):
@@ -353,8 +371,8 @@ def test_every_key_can_be_monitored(run, own_map, tmp_path, independent):
     assert start.metrics.keys() >= {*keys}
     assert not any(value for key, value in start.metrics.items() if "gradient" in key)
     if not independent:
-        base = read(module.states[0], module.tokenizer)
-        expected = naive.outcomes(base, base, EDITS[:N_WATCHED])
+        base = read(module.states[0], module.tokenizer, three[0].others)
+        expected = naive.outcomes(base, base, EDITS[:N_WATCHED], OTHERS)
         found = [start.metrics[key] for key in expected]
         assert found == pytest.approx([metric_of(*one) for one in expected.items()], abs=3e-4)
         # What is monitored is measured at the end of each epoch, however large the interval is.
@@ -406,6 +424,11 @@ def test_a_resumed_run_continues(run, own_map, tmp_path):
     first, module, trainer = trained(EDITS, None)
     check(module, trainer, first, own_map)
     again, *_ = trained(str(file), every_n_steps=3)
-    assert again[0].results | {"skipped": {}} == first[0].results
+    curves = ("by_step", "at_learned")  # of more steps before
+    found, expected = (
+        {key: value for key, value in each[0].results.items() if key not in curves}
+        for each in (again, first)
+    )
+    assert found | {"skipped": {}} == expected
     with pytest.raises(CheckpointError, match=r"Generalization .*only there .*name0"):
         trained(EDITS[1:])

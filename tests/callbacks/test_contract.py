@@ -263,7 +263,8 @@ def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit
     assert len(keys) == len(set(keys))
     assert {key.partition("/")[0] for key in callbacks[4].history} == {"features_2"}
     files = {path.stem for path in (run_folder(trainer) / "tables").iterdir()}
-    names = ("feature_movement", "token_geometry", "agreement", "answers", "forecast", "cases")
+    names = ("feature_movement", "token_geometry", "agreement", "answers", "forecast", "by_step")
+    names = (*names, "cases")
     assert files == {f"{name}{number}" for name in names for number in ("", "_2")}
 
 
@@ -276,7 +277,7 @@ def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit
         (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
         (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
         (Generalization, {"n_watch": 0}, "n_watch is 0"),
-        (Generalization, {"n_neighbours": -1}, "n_neighbours is -1"),
+        (Generalization, {"n_others": -1}, "n_others is -1"),
         (Generalization, {"paraphrases": ["who"]}, "paraphrases 'who'"),
         (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
         (GradientCorrelation, {"subjects": "name1"}, "subjects is 'name1'"),

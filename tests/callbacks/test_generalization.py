@@ -9,7 +9,7 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.callbacks import Agreement, Forecast, Generalization
+from lincorr_lightning.callbacks import Agreement, Forecast, Generalization, StopAtLeak
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from tests.callbacks import naive
@@ -81,14 +81,6 @@ def test_a_reference_of_an_edit_replaces_that_of_the_relation(fit):
 WORDINGS = ["the city of {} is", "{} lives in"]
 
 
-def stays(one, other):
-    """Whether the answers about subjects are the same, by side."""
-    return {
-        side: np.array([a == b for a, b in zip(one[what], other[what], strict=True)])
-        for side, what in (("source", "city"), ("target", "country"))
-    }
-
-
 def leading(model, tokenizer, subjects):
     answers = naive.answers(model, tokenizer, subjects)
     return {what: logits.argmax(1) for what, logits in answers.items()}
@@ -97,7 +89,7 @@ def leading(model, tokenizer, subjects):
 def test_other_wordings_and_neighbours_as_by_hand(small_lm, lessons, own_map, fit):
     module = naive.Module(small_lm, lr=0.02)
     states = naive.Loop(module, list(lessons) * 4).states
-    options = {"paraphrases": WORDINGS, "n_neighbours": 20, "n_watch": 3}
+    options = {"paraphrases": WORDINGS, "n_others": 20, "n_watch": 3}
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder, **options)
     trainer = fit(count, max_epochs=4, module=module, data=lessons)
     subjects = [edit["subject"] for edit in naive.EDITS]
@@ -116,34 +108,102 @@ def test_other_wordings_and_neighbours_as_by_hand(small_lm, lessons, own_map, fi
     assert count.results["paraphrases"] == expected
     logged = trainer.callback_metrics["paraphrases/source_learned"]
     assert float(logged) == pytest.approx(np.mean(learned))
-    others = count.results["neighbours"]
-    assert others["n"] == len(count.neighbours) > 10
-    assert not {*count.neighbours} & {*subjects}
-    before, after = (leading(states[i], module.tokenizer, count.neighbours) for i in (0, -1))
-    for side, same in stays(before, after).items():
-        assert others[f"{side}_unchanged"] == pytest.approx(same.mean())
-    assert others["source_unchanged"] < 1, "the test changes nobody else"
+    assert count.results["n_others"] == len(count.others) == 20
+    assert not {*count.others} & {*subjects}
+    before, after = (leading(states[i], module.tokenizer, count.others) for i in (0, -1))
+    same = np.mean(before["country"] == after["country"])
+    assert count.results["neighbours"] == {"target_unchanged": pytest.approx(same), "n": 20}
+    assert same < 1, "the test changes nobody else"
 
 
-def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(small_lm, own_map, fit):
-    last = {}
+N_EDITS, N_STEPS = 8, 5
+STEPS = (1, 2, 3, N_STEPS)
 
-    class Stacked(naive.Stacked):
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            for adapter, edit in enumerate(batch.ids if batch.last else ()):
-                with self.adapters.rows([adapter]):
-                    last[edit] = leading(self.backbone, self.tokenizer, count.neighbours)
 
-    module = Stacked(small_lm)
+class Recorded(naive.Stacked):
+    """Keeps what the LM of each edit answers after each step, about its subject and others."""
+
+    def on_train_start(self):
+        self.read = {}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for adapter, (edit, number) in enumerate(zip(batch.edits, batch.ids, strict=True)):
+            with self.adapters.rows([adapter]):
+                answers = leading(self.backbone, self.tokenizer, [edit.subject, *self.others()])
+            self.read[number, batch.step + 1] = answers
+
+
+@pytest.mark.parametrize("max_leak", [None, 0.1])
+def test_leak_of_independent_edits_by_step_as_by_hand(small_lm, own_map, fit, tmp_path, max_leak):
+    """One prompt at a time, in the LM of each edit; with `StopAtLeak`, each at its best step.
+
+    Several countries are right for each edit, so that those of a random LM generalize.
+    """
+    rows = [
+        {
+            "subject": f"name{i}",
+            "answer": naive.CITIES[i % 12],
+            "reference": [naive.COUNTRIES[(i % 5 * 2 + j) % 11] for j in range(4)],
+        }
+        for i in range(N_EDITS)
+    ]
+    (tmp_path / "edits.json").write_text(json.dumps(rows))
+    count = Generalization(linear_map=own_map.folder, edit_steps=[1, 2, 3], n_others=6)
+    stop = [] if max_leak is None else [StopAtLeak(max_leak=max_leak)]
+    module = Recorded(small_lm)
+    module.others = lambda: count.others
+    training = EditTraining(edits_per_step=3, n_steps=N_STEPS)
+    file = str(tmp_path / "edits.json")
+    data = naive.edits_data(module, edits_file=file, n_edits=None, training=training)
+    fit(count, *stop, module=module, data=data)
     base = naive.Module(small_lm)
-    count = Generalization(linear_map=own_map.folder, n_neighbours=8, every_n_steps=2)
-    fit(count, module=module, data=naive.edits_data(module, n_edits=5, training=TRAINING))
-    before = leading(base.backbone, base.tokenizer, count.neighbours)
-    assert len(last) == 5
-    for side in ("source", "target"):
-        same = [stays(before, now)[side] for now in last.values()]
-        assert count.results["neighbours"][f"{side}_unchanged"] == pytest.approx(np.mean(same))
-    assert np.mean(same) < 1
+    people = [*(row["subject"] for row in rows), *count.others]
+    was = leading(base.backbone, base.tokenizer, people)["country"]
+
+    def numbers(number, step):
+        right = tuple(naive.COUNTRIES.index(country) for country in rows[number]["reference"])
+        answers = module.read[number, step]
+        before = [was[number], *was[N_EDITS:]]
+        pairs = zip(answers["country"], before, strict=True)
+        hits = [now in right and then not in right for now, then in pairs]
+        learned = naive.CITIES[answers["city"][0]] == rows[number]["answer"]
+        return right, learned, hits[0], np.mean(hits[1:])
+
+    def by_country(rows, value):
+        of_country = {row[0]: [value(*x[1:]) for x in rows if x[0] == row[0]] for row in rows}
+        return np.mean([np.mean(values) for values in of_country.values()])
+
+    def check(found, rows):
+        assert found["source_learned"] == pytest.approx(np.mean([row[1] for row in rows]))
+        assert found["generalized"] == pytest.approx(np.mean([row[2] for row in rows]))
+        assert found["leak"] == pytest.approx(by_country(rows, lambda _, own, leak: leak))
+        specific = by_country(rows, lambda _, own, leak: own - leak)
+        assert found["specific"] == pytest.approx(specific)
+
+    results = count.results
+    assert [row["step"] for row in results["by_step"]] == [*STEPS]
+    at = {step: [numbers(i, step) for i in range(N_EDITS)] for step in STEPS}
+    for row in results["by_step"]:
+        check(row, at[row["step"]])
+    first = [next((s for s in at if at[s][i][1]), None) for i in range(N_EDITS)]
+    learned = [(s, at[s][i]) for i, s in enumerate(first) if s]
+    assert learned and results["at_learned"]["n_edits"] == len(learned)
+    assert results["at_learned"]["step"] == pytest.approx(np.mean([s for s, _ in learned]))
+    check(results["at_learned"], [row for _, row in learned])
+    final = at[N_STEPS]
+    if stop:
+        final = []
+        for i in range(N_EDITS):
+            steps = []
+            for step in STEPS:
+                _, is_learned, own, leak = at[step][i]
+                steps.append((is_learned, own - leak if is_learned else step, -step))
+                if is_learned and leak > max_leak:
+                    break
+            final.append(at[-max(steps)[2]][i])
+        assert final != at[N_STEPS]
+    check({**results, **{k: results[k]["mean"] for k in ("leak", "specific")}}, final)
+    assert any(leak for *_, leak in at[N_STEPS]) and any(own for _, _, own, _ in at[N_STEPS])
 
 
 # -- several relations, and runs without edits -----------------------------------------------------

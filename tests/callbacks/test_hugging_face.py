@@ -87,8 +87,9 @@ def test_numbers_are_those_of_plain_forwards(own_map, train, tmp_path):
     for one, other in zip(trainer.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(one, other)
     subjects = [edit["subject"] for edit in naive.EDITS]
-    base, last = (naive.answers(states[i], tokenizer, subjects) for i in (0, -1))
-    expected = naive.outcomes(base, last, naive.EDITS)
+    everyone = [*subjects, *count.others]
+    base, last = (naive.answers(states[i], tokenizer, everyone) for i in (0, -1))
+    expected = naive.outcomes(base, last, naive.EDITS, slice(len(subjects), None))
     logged = trainer.state.log_history[-1]
     assert {key: logged.get(key, float("nan")) for key in expected} == pytest.approx(
         expected, abs=1e-3, nan_ok=True

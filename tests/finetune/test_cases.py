@@ -18,7 +18,7 @@ from lincorr_lightning.knowledge import Completeness
 
 CITIES = ["Paris", "Zürich", "$x_1$"]
 COUNTRIES = ["France", "Switzerland", "法国", "a|b *c*"]
-G, H, U = Outcome
+G, H, U, R = Outcome
 
 
 def relation(sources: list[str], targets: list[str]) -> Any:
@@ -94,12 +94,12 @@ def test_outcomes_by_completeness_and_of_learned_edits():
     assert [case.cause for case in cases] == causes
     numbers = case_statistics(cases)
     assert numbers["completeness"] == {
-        "whole": {"n": 4, "generalized": 1 / 4, "hallucinated": 2 / 4, "unchanged": 1 / 4},
-        "phrase": {"n": 1, "generalized": 0.0, "hallucinated": 1.0, "unchanged": 0.0},
+        "whole": {"n": 4, **dict(zip(Outcome, (1 / 4, 2 / 4, 1 / 4, 0.0), strict=True))},
+        "phrase": {"n": 1, **dict(zip(Outcome, (0.0, 1.0, 0.0, 0.0), strict=True))},
     }
     assert numbers["causes"] == {"imprecise W": 1, "low prior": 0, "source not learned": 2}
     assert numbers["weight_reference"]["hallucinated"]["n"] == 1
-    shares = {"generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0}
+    shares = {"generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0, "right_before": 0.0}
     assert numbers["given_learned"] == {"n": 2, **shares}
 
 
@@ -107,22 +107,27 @@ def test_the_nearest_word_and_its_score_as_a_forecast():
     cases = worked_example(nearness=NEAR)
     # Paris is nearest to France, Zürich to 法国, and $x_1$ to Switzerland.
     risks = [0.2 - 0.9, 0.85 - 0.8, 0.2 - 0.9, 0.7 - 0.6, 0.2 - 0.9]
-    assert [case.vocabulary_risk for case in cases] == pytest.approx(risks)
+    assert [case.nearest_risk for case in cases] == pytest.approx(risks)
     numbers = case_statistics(cases)
     assert numbers["vocabulary"] == pytest.approx({"right": 3 / 5, "macro_right": 1 / 3})
+    wrong = numbers["nearest"].pop("wrong")
+    assert numbers["nearest"] == pytest.approx({"right": 3 / 5, "macro": 1 / 3})
+    assert (wrong["n"], wrong["generalized"]) == (2, 0.0)
     failed = [case.outcome != G for case in cases]
     # The three edits of Paris have one risk, and no other two share a reference.
     auroc = roc_auc_score(failed, [-0.7, 0.05, -0.7, 0.1, -0.7])
-    assert numbers["forecast"] == {"vocabulary": {"auroc": auroc, "auroc_within": 0.5}}
+    (forecast,) = numbers["forecast"].values()
+    assert (forecast["auroc"], forecast["auroc_within"]) == (auroc, 0.5)
+    assert forecast["auroc_low"] is None, "there are three references"
     (alike,) = case_statistics(cases[1:3])["forecast"].values()
-    assert alike == {"auroc": None, "auroc_within": None}
+    assert set(alike.values()) == {None}
     of_a_head_without_rows = case_statistics(worked_example())
     assert of_a_head_without_rows["vocabulary"] is of_a_head_without_rows["forecast"] is None
 
 
 def test_numbers_against_one_by_one():
     rng = np.random.default_rng(3)
-    n, n_target = 60, 5
+    n, n_target = 300, 5
     mask = rng.random((n, n_target)) < 0.3
     mask[:, 4] = False
     mask[:, 0] |= ~mask.any(1)
@@ -138,7 +143,7 @@ def test_numbers_against_one_by_one():
     for i, (case, right) in enumerate(zip(cases, rights, strict=True)):
         column = weight[:, labels[i]]
         best, leads, was = max(column[right]), after[i].argmax(), before[i].argmax()
-        outcome = G if leads in right else U if leads == was else H
+        outcome = R if was in right else G if leads in right else U if leads == was else H
         assert case.outcome == outcome
         assert (case.weight_reference, case.weight_max) == (best, max(column))
         assert case.prior_reference == max(before[i][right])

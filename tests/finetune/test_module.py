@@ -167,7 +167,7 @@ def test_results_are_those_of_the_contract(finetune, protocol):
         assert float(shown[f"macro_{name}"]) == pytest.approx(share)
         assert float(logged[f"generalization/macro_{name}"]) == pytest.approx(share)
     assert set(results["controls"]["color"]) == {"unchanged"}
-    assert set(results["forecast"]) == {results["forecast_default"]} == {"vocabulary"}
+    assert set(results["forecast"]) == {results["forecast_default"]} == {"causal_inner_product"}
     assert set(results["gradients"]) == {"city->country", "city->color"}
     own = results["gradients"]["city->country"]
     assert results["gradient_correlation"] == own["gradient_correlation"]

@@ -32,7 +32,8 @@ def case(subject: str, **changes: Any) -> EditCase:
         "prior_winner": 2.0,
         "probability_reference_before": 0.1,
         "probability_reference_after": 0.9,
-        "vocabulary_risk": -0.1,
+        "nearest_risk": -0.1,
+        "leak": 0.25,
         "cause": "",
     }
     return EditCase(**values | changes)
@@ -63,9 +64,9 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
         "random": 0.04,
         "constant": 0.75,
         "macro": {"generalized": 0.625, "hallucinated": 0.125},
-        "vocabulary": {"right": 0.35, "macro_right": 0.45},
+        "nearest": {"right": 0.35, "macro": 0.45},
         "controls": {"color": {"unchanged": 0.75}},
-        "forecast": {"vocabulary": {"auroc": 0.625, "auroc_within": None}},
+        "forecast": {"causal_inner_product": {"auroc": 0.625, "auroc_within": None}},
     }
     return Results(name, values | changes)
 
@@ -110,12 +111,15 @@ def test_the_run_s_own_relation_stands_at_the_top():
         "generalized": "50.0%",
         "macro_generalized": "62.5%",
         "constant": "75.0%",
-        "vocabulary": "35.0%",
-        "macro_vocabulary": "45.0%",
+        "nearest_right": "35.0%",
+        "nearest_macro": "45.0%",
         "random": "4.0%",
         "hallucinated": "25.0%",
         "macro_hallucinated": "12.5%",
         "unchanged": "25.0%",
+        "right_before": "",
+        "specific": "",
+        "leak": "",
         "auroc": "0.62",
         "auroc_within": "",
         "color_unchanged": "75.0%",
@@ -156,7 +160,7 @@ def test_outcomes_are_bars_of_their_shares():
     cases = [replace(one, source_learned=i > 0) for i, one in enumerate(cases_of(20))]
     figure = outcomes_figure(cases, "city->country", 0.04)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert heights == pytest.approx([0.25, 0.5, 0.25])
+    assert heights == pytest.approx([0.25, 0.5, 0.25, 0])
     assert to_png(outcomes_figure([], "city->country")).startswith(b"\x89PNG")
 
 

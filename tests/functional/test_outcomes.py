@@ -8,6 +8,7 @@ from lincorr_lightning.functional import (
     Cause,
     Outcome,
     attribute_causes,
+    leaks,
     macro_mean,
     outcome_codes,
     reference_scores,
@@ -30,7 +31,9 @@ def test_outcomes_equal_the_definitions_written_out() -> None:
     seen = set()
     for i, code in enumerate(codes.tolist()):
         references = {j for j in range(4) if right[i, j]}
-        if int(after[i]) in references:
+        if int(before[i]) in references:
+            expected = Outcome.RIGHT_BEFORE
+        elif int(after[i]) in references:
             expected = Outcome.GENERALIZED
         elif int(after[i]) == int(before[i]):
             expected = Outcome.UNCHANGED
@@ -39,6 +42,18 @@ def test_outcomes_equal_the_definitions_written_out() -> None:
         assert list(Outcome)[code] == expected
         seen.add(expected)
     assert seen == set(Outcome)
+
+
+def test_leaks_equal_the_definition_written_out() -> None:
+    _, _, right = random_edits(50, 4, 0)
+    generator = torch.Generator().manual_seed(1)
+    before, after = torch.randint(4, (2, 50, 9), generator=generator)
+    for i, share in enumerate(leaks(before, after, right).tolist()):
+        new = [
+            bool(right[i, now]) and not right[i, then]
+            for then, now in zip(before[i], after[i], strict=True)
+        ]
+        assert share == pytest.approx(sum(new) / 9)
 
 
 def test_causes_equal_the_definitions_written_out() -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lincorr_lightning.errors import ConfigError, LincorrError, require
+from lincorr_lightning.errors import ConfigError, LincorrError, require, require_one_of
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.cases import CONTROLS, SIDES, concatenate, edit_domains
 from lincorr_lightning.finetune.edited.results import Reading, edited_results
@@ -23,7 +23,7 @@ from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_up_to
+from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy
 
@@ -43,7 +43,10 @@ class EditedLM(LMStudy):
         before: The LM that was edited.
         controls: Kinds of knowledge that must not change; one without labels in the LM's
             vocabulary is left out with a warning.
-        n_neighbours: Number of sampled subjects without an edit, whose answers should stay.
+        n_others: Number of other people: sampled subjects without an edit, whose answers should
+            stay; 0 for none.
+        others_kind: Which strings they are, see `EditsDataModule`: ``any`` or ``names``, for
+            instance.
         n_subjects: Number of subjects that W of `before` is fitted on, or as many as there are.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
     """
@@ -56,15 +59,18 @@ class EditedLM(LMStudy):
         lm: LMConfig = LMConfig(TINY_WORLD_EDITED),
         before: LMConfig = LMConfig(),
         controls: list[str] = list(CONTROLS),  # noqa: B006
-        n_neighbours: int = 100,
+        n_others: int = 100,
+        others_kind: SubjectKind = "any",
         n_subjects: int = 2000,
         prefix: str = "",
     ) -> None:
         super().__init__(before, prefix)
-        require("model.n_neighbours", n_neighbours, at_least=0)
+        require("model.n_others", n_others, at_least=0)
+        require_one_of("model.others_kind", others_kind, get_args(SubjectKind))
         self.save_hyperparameters(logger=False)
         self.controls = controls
-        self.n_neighbours = n_neighbours
+        self.n_others = n_others
+        self.others_kind: SubjectKind = others_kind
         self.n_subjects = n_subjects
         self.edited = self.other_lm(lm)
 
@@ -93,8 +99,8 @@ class EditedLM(LMStudy):
         lm = self.lm
         # An LM may have learned skipped rows, too.
         subjects = {*edits.subjects, *(row.subject for row in edits.skipped)}
-        neighbours = sample_up_to(lm.tokenizer, self.n_neighbours, subjects, dataset.seed)
-        others = sample_fitted_subjects(lm.tokenizer, self.n_subjects, subjects.union(neighbours))
+        others = sample_up_to(lm.tokenizer, self.n_others, subjects, dataset.seed, self.others_kind)
+        fitted = sample_fitted_subjects(lm.tokenizer, self.n_subjects, subjects.union(others))
         domains = edit_domains(edits.relation, self.controls, edits.catalogue, lm.tokenizer)
         edited_lms: dict[str, list[int]] = {}  # edits by folder, which is empty for `model.lm`
         for i, row in enumerate(edits.rows):
@@ -106,8 +112,8 @@ class EditedLM(LMStudy):
                 where = edits.rows[ids[0]].where if folder else "model.lm"
                 raise ConfigError(f"{where}: {error}") from error
         lm.load().to(self.device)
-        before = _read(lm, domains, edits, range(len(edits.edits)), neighbours)
-        linear_map = fit_linear_map(lm, edits.relation, others)
+        before = _read(lm, domains, edits, range(len(edits.edits)), others)
+        linear_map = fit_linear_map(lm, edits.relation, fitted)
         maps = linear_map.weight(edits.relation.name), nearness(lm.nearest_words(), edits.relation)
         infos = [_info(lm)]
         del lm.model
@@ -115,7 +121,7 @@ class EditedLM(LMStudy):
         for folder, ids in edited_lms.items():
             edited = self._edited_lm(folder)
             edited.load().to(self.device)
-            after.append(_read(edited, domains, edits, ids, neighbours))
+            after.append(_read(edited, domains, edits, ids, others))
             infos.append(_info(edited))
             del edited.model
         self.lm_info = infos[1]
@@ -123,7 +129,7 @@ class EditedLM(LMStudy):
             concatenate([part.logits for part in after]),
             concatenate([part.paraphrases for part in after]),
         )
-        return edited_results(edits, before, joined, maps, infos, len(neighbours))
+        return edited_results(edits, before, joined, maps, infos, len(others))
 
     def _edited_lm(self, folder: str) -> LanguageModel:
         if not folder:
@@ -167,7 +173,7 @@ def _read(
     domains: Mapping[str, Domain],
     edits: ResolvedEdits,
     ids: Sequence[int],
-    neighbours: Sequence[str],
+    others: Sequence[str],
 ) -> Reading:
     """Return what an LM answers about some edits, in other words, and about other subjects.
 
@@ -190,8 +196,9 @@ def _read(
     paraphrases = {}
     for side in SIDES:
         knowledge = domains[side].knowledge
-        leading = read(side, [knowledge.prompt(subject) for subject in neighbours]).argmax(1)
-        logits[f"neighbours/{side}"] = leading.expand(len(chosen), -1)
+        if others:
+            leading = read(side, [knowledge.prompt(subject) for subject in others]).argmax(1)
+            logits[f"others/{side}"] = leading.expand(len(chosen), -1)
         wordings = [replace(knowledge, template=text) for text in knowledge.paraphrases]
         prompts = []
         for row, i in enumerate(ids):

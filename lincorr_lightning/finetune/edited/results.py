@@ -46,7 +46,7 @@ def edited_results(
     after: Reading,
     maps: tuple[Tensor, Tensor | None],
     lms: Sequence[Mapping[str, Any]],
-    n_neighbours: int,
+    n_others: int,
 ) -> Results:
     """Return the results of what LMs answer before and after edits.
 
@@ -61,13 +61,12 @@ def edited_results(
     if warning:
         rank_zero_warn(warning)
     values: dict[str, Any] = {
-        **outcome_values(relation.name, answers, cases, neighbours=n_neighbours),
+        **outcome_values(relation.name, answers, cases, neighbours=n_others),
+        "n_others": n_others,
         "paraphrases": _paraphrases(after),
         "before": {
-            **{
-                name: number(unedited[f"generalization/{name}"])
-                for name in ("source_learned", "generalized")
-            },
+            "source_learned": number(unedited["generalization/source_learned"]),
+            "generalized": number(unedited["generalization/right_before"]),
             "paraphrases": _paraphrases(before),
         },
         "skipped": skip_counts(edits.skipped),
@@ -132,7 +131,7 @@ def _reach_table(values: Mapping[str, Any]) -> Table:
         {"prompts": "after", **values, **n},
         {"prompts": "paraphrases before", **before["paraphrases"]},
         {"prompts": "paraphrases", **values["paraphrases"]},
-        {"prompts": "neighbours", **values["neighbours"]},
+        {"prompts": "neighbours", **values.get("neighbours", {"n": 0})},
     ]
     n_skipped = sum(values["skipped"].values())
     notes = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LincorrError
@@ -53,7 +54,7 @@ def run(folder: Path, lm: object, edits: object, *options: str) -> SimpleNamespa
     """Run the study on an edited LM and a file of edits; return its results, cases and folder."""
     arguments = [f"--model.lm.name_or_path={lm}", f"--data.edits_file={edits}"]
     arguments += [f"--trainer.default_root_dir={folder}", "--model.n_subjects=400"]
-    arguments += [f"--model.n_neighbours={N_NEIGHBOURS}", *options]
+    arguments += [f"--model.n_others={N_NEIGHBOURS}", *options]
     cli = main(["test", "--config", "edited_lm.yaml", *arguments])
     run_folder = Path(cli.trainer.log_dir)
     return SimpleNamespace(
@@ -90,18 +91,35 @@ class Oracle:
             before, after = (
                 self.answer(stage, COUNTRY.format(subject), "target") for stage in self.models
             )
-            right = self.is_right(after, city)
+            was_right = self.is_right(before, city)
+            right = self.is_right(after, city) and not was_right
             colors = {self.answer(stage, COLOR.format(subject), "color") for stage in self.models}
             rows.append(
                 {
                     "source_learned": self.answer("after", CITY.format(subject), "source") == city,
                     "generalized": right,
-                    "unchanged": before == after and not right,
-                    "hallucinated": before != after and not right,
+                    "right_before": was_right,
+                    "unchanged": before == after and not was_right,
+                    "hallucinated": before != after and not was_right and not right,
                     "color": len(colors) == 1,
                 }
             )
         return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+    def leak(self, edits: list[dict[str, str]], people: list[str]) -> dict[str, list[float]]:
+        """Of each edit, the share of other people of whom its country leads now, by reference."""
+        answers = [
+            [self.answer(stage, COUNTRY.format(person), "target") for stage in self.models]
+            for person in people
+        ]
+        leaks: dict[str, list[float]] = {}
+        for edit in edits:
+            city = edit["answer"]
+            hits = [
+                self.is_right(now, city) and not self.is_right(was, city) for was, now in answers
+            ]
+            leaks.setdefault(str(sorted(self.known[city])), []).append(sum(hits) / len(hits))
+        return leaks
 
     def check(self, found: SimpleNamespace, edits: list[dict[str, str]]) -> dict[str, float]:
         shares = self.shares(edits)
@@ -156,6 +174,14 @@ def test_shares_are_those_of_plain_forwards(made, relation, tmp_path):
         for kind, prompt in (("source", CITY), ("target", COUNTRY))
     }
     assert found.results["neighbours"] == {**stays, "n": N_NEIGHBOURS}
+    leaks = oracle.leak(made.edits, near)
+    means = [sum(of_country) / len(of_country) for of_country in leaks.values()]
+    leak = found.results["leak"]
+    assert leak["mean"] == share(means) and sum(means) > 0
+    interval = stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    assert (leak["low"], leak["high"]) == pytest.approx(tuple(interval))
+    generalized = found.results["macro"]["generalized"]
+    assert found.results["specific"]["mean"] == pytest.approx(generalized - leak["mean"])
     rows = read_table(found.folder / "tables" / "reach.csv")
     names = ["before", "after", "paraphrases before", "paraphrases", "neighbours"]
     assert [row["prompts"] for row in rows] == names
@@ -298,7 +324,7 @@ def test_ids_that_name_no_lm_of_their_own(made, ids, expected, tmp_path):
         (["--data.edited_lms=no/{edit}"], r"14: there is no edited LM"),
         (["--data.edits_file=null"], r"data\.edits_file is null"),
         (["--data.edits_file=null", "--data.n_edits=4"], r"data\.edits_file is null"),
-        (["--model.n_neighbours=-1"], r"model\.n_neighbours is -1"),
+        (["--model.n_others=-1"], r"model\.n_others is -1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(made, options, message, tmp_path):
