@@ -16,6 +16,8 @@ from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.errors import require_one_of
 from lincorr_lightning.functional import macro_mean
 from lincorr_lightning.functional.precision import neighbor_weights
+from lincorr_lightning.lm.nearest_words import NearestWords
+from lincorr_lightning.lm.token_rows import HeldRows
 
 Candidates = Literal["vocabulary", "texts"]
 NetworkKind = Literal["plain", "gated"]
@@ -266,7 +268,8 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
 
     Means over seeds: ``random``, an answer drawn from the target domain; ``majority``, the most
     frequent right answer; ``nearest``, the target label nearest to the source answer in the
-    embedding (`neighbor_weights`), and ``macro_nearest``, its mean over answers; ``upper_bound``,
+    embedding (`neighbor_weights`), and ``macro_nearest``, its mean over answers;
+    ``causal_inner_product`` and ``macro_...``, the same in that product; ``upper_bound``,
     the most frequent right answer of each source answer, the most that can follow from it: less
     than all if sources have several targets.
     """
@@ -274,25 +277,36 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
     is_right = texts.reference_mask.double()
     per_answer = is_right.mean(2)
     alike = (source[..., :, None] == source[..., None, :]).double()
-    hits = torch.tensor(
-        [
-            [_nearest(labels, one.answers[texts.corpus.n_paired :], embedding) for labels in row]
-            for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
-        ]
-    ).double()
+    words = NearestWords(HeldRows(embedding.weight), embedding.checkpoint.request.name_or_path)
+    by_cosine, by_product = (
+        torch.tensor(
+            [
+                [
+                    _nearest(labels, one.answers[texts.corpus.n_paired :], embedding, whitening)
+                    for labels in row
+                ]
+                for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
+            ]
+        ).double()
+        for whitening in (None, words.whitening.matrix)
+    )
     shares = {
         "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1),
         "majority": per_answer.amax(-1),
         "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
-        "nearest": hits.mean(-1),
-        "macro_nearest": hits.new_tensor(_macro(hits, target)),
+        "nearest": by_cosine.mean(-1),
+        "macro_nearest": by_cosine.new_tensor(_macro(by_cosine, target)),
+        "causal_inner_product": by_product.mean(-1),
+        "macro_causal_inner_product": by_product.new_tensor(_macro(by_product, target)),
     }
     return {name: share.mean(0).tolist() for name, share in shares.items()}
 
 
-def _nearest(labels: MappedLabels, new: Sequence[int], embedding: TokenEmbedding) -> list[bool]:
-    tokens = labels.source_tokens, labels.domain_tokens
-    best = neighbor_weights(*(embedding.rows(one) for one in tokens)).argmax(0).numpy()
+def _nearest(
+    labels: MappedLabels, new: Sequence[int], embedding: TokenEmbedding, whitening: Tensor | None
+) -> list[bool]:
+    source, target = map(embedding.rows, (labels.source_tokens, labels.domain_tokens))
+    best = neighbor_weights(source, target, whitening).argmax(0).numpy()
     return list(labels.reference[np.arange(len(best)), best][list(new)].tolist())
 
 

@@ -36,8 +36,10 @@ class MappingScores:
     says_source: float = column("answers the source", ".0%")
     random: float = column("chance", ".0%")
     majority: float = column("most frequent answer", ".0%")
-    nearest: float = column("nearest in the embedding", ".0%")
-    macro_nearest: float = column("nearest, macro", ".0%")
+    nearest: float = column("nearest word, cosine", ".0%")
+    macro_nearest: float = column("the same, macro", ".0%")
+    causal_inner_product: float = column("nearest word", ".0%")
+    macro_causal_inner_product: float = column("nearest word, macro", ".0%")
     upper_bound: float = column("upper bound", ".0%")
     """The most that can be right for who knows the source answer only."""
     paper: float | None = column(format=".0%")  #: `generalized` with the vocabulary of Llama-3.
@@ -165,7 +167,7 @@ def _figures(
             "majority": "most frequent answer",
             "random": "chance",
             "paper": "paper (Llama-3)",
-            "nearest": "nearest in the embedding",
+            "causal_inner_product": "nearest word",
         },
         colours={"after paired texts": BLUE, "without paired texts": "#9DC3E6"},
     )

@@ -44,12 +44,14 @@ class PairMap:
         bias: b, ``(n_target_labels,)``.
         ridge: Ridge strength that it was fitted with.
         reference: Places of the right target labels of each source label, where known.
+        nearest: How near the labels are in the LM's head, weights like W, where known.
     """
 
     weight: Tensor
     bias: Tensor
     ridge: float
     reference: Sequence[Sequence[int]] = ()
+    nearest: Tensor | None = None
 
 
 class LinearMap:
@@ -104,6 +106,11 @@ class LinearMap:
             if name == stem(name)
         ]
         return cls(maps, knowledge, lm.config.name_or_path, lm.fingerprint)
+
+    def with_nearest(self, nearest: Mapping[str, Tensor | None]) -> "LinearMap":
+        """Return the maps with how near the labels of some pairs are in the LM's head."""
+        maps = {pair: replace(one, nearest=nearest.get(pair)) for pair, one in self._maps.items()}
+        return LinearMap(maps, self._knowledge.values(), self.lm, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
@@ -248,6 +255,8 @@ class LinearMap:
         tensors, pairs = {}, {}
         for pair, one in self._maps.items():
             tensors[f"{pair}/weight"], tensors[f"{pair}/bias"] = one.weight, one.bias
+            if one.nearest is not None:
+                tensors[f"{pair}/nearest"] = one.nearest.float().contiguous()
             pairs[pair] = {"ridge": one.ridge, "reference": one.reference}
         for name, labels in self._knowledge.items():
             tensors[f"{name}/token_ids"] = torch.tensor(labels.token_ids, dtype=torch.int64)
@@ -283,6 +292,7 @@ class LinearMap:
                     tensors[f"{pair}/bias"],
                     float(entry["ridge"]),
                     entry.get("reference", ()),
+                    tensors.get(f"{pair}/nearest"),
                 )
                 for pair, entry in config["pairs"].items()
             }

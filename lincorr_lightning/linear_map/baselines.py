@@ -273,6 +273,7 @@ def vocabulary_baselines(
             pairings["unembedding"] = precision.neighbor_weights(source, target)
             near = precision.neighbor_weights(source, target, whitening)
             pairings["causal_inner_product"] = near
+            numbers[pair]["nearness"] = near
         known = {name: other.cpu() for name, other in pairings.items() if other is not None}
         numbers[pair] |= {"rest_hit_1": float(rest), **_hits(weight, known, right)}
     return numbers

@@ -230,6 +230,9 @@ class PairScore:
         default_factory=lambda: np.empty(0), repr=False, compare=False, metadata=_NO_NUMBER
     )
     """r of each label, ``(n_target_labels,)``, NaN where constant; not in ``results.json``."""
+    nearness: Tensor | None = field(
+        default=None, repr=False, compare=False, metadata=_NO_NUMBER
+    )  #: Weights of the nearest word, `NearestWords.weights`, of a pair with a reference.
 
     @property
     def ends(self) -> Pair:

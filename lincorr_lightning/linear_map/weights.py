@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,10 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
     run = Path(options.run)
     folder = run if (run / CONFIG_FILE).is_file() else run / "linear_map"
     config = read_config(folder)
-    rows, target = _read_weights(folder, config, options.pair, options.label)
+    source, target = _label_sets(folder, config, options.pair)
+    reference = config["pairs"][options.pair].get("reference", ())
+    weight, nearest = _read_weights(folder, options.pair)
+    rows = weights_of(weight, source, target, options.label, reference)
     ridge, lm = config["pairs"][options.pair]["ridge"], config["lm"]["name_or_path"]
     lines = [f"W of {options.pair} in {lm}, ridge {ridge:g}: highest weights of {options.label}"]
     lines.append("rank  weight  " + target.name)
@@ -148,27 +152,41 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
         row = rows[target.place(options.other)]
         known = {True: ", the reference", False: ", not the reference", None: ""}[row.reference]
         lines.append(f"{row.label}{known}: rank {row.rank} of {len(rows)}, weight {row.weight:.2f}")
+        place = target.place(options.other)
+        if nearest is not None:
+            by_word = weights_of(nearest, source, target, options.label)[place]
+            lines.append(f"By the nearest word: rank {by_word.rank}")
+        if reference:
+            n_right = Counter(label for labels in reference for label in labels)
+            n_before = sum(n > n_right[place] for n in n_right.values())
+            lines[-1] += f"; as a constant answer: rank {1 + n_before}"
     lines += _precision(folder.parent, options.pair)
     sys.stdout.write("\n".join(lines) + "\n")
     return ordered
 
 
-def _read_weights(
-    folder: Path, config: dict[str, Any], pair: str, label: str
-) -> tuple[list[LabelWeight], LabelSet]:
-    from safetensors import SafetensorError, safe_open
-
+def _label_sets(folder: Path, config: dict[str, Any], pair: str) -> tuple[LabelSet, LabelSet]:
+    if pair not in config["pairs"]:
+        known = ", ".join(list(config["pairs"])[:8])
+        raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
     try:
-        if pair not in config["pairs"]:
-            known = ", ".join(list(config["pairs"])[:8])
-            raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
         source, target = (
             LabelSet.from_json(name, config["knowledge"][name]) for name in pair.split("->")
         )
+    except (LookupError, TypeError) as error:
+        raise LinearMapError(f"cannot read {folder / CONFIG_FILE}: {error}. {WAY_OUT}") from error
+    return source, target
+
+
+def _read_weights(folder: Path, pair: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Return W and the weights of the nearest word, where known."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
         with safe_open(regular_file(folder / TENSORS_FILE), "numpy") as tensors:
-            weight = tensors.get_tensor(f"{pair}/weight")
-        reference = config["pairs"][pair].get("reference", ())
-        return weights_of(weight, source, target, label, reference), target
+            key = f"{pair}/nearest"
+            nearest = tensors.get_tensor(key) if key in tensors.keys() else None  # noqa: SIM118
+            return tensors.get_tensor(f"{pair}/weight"), nearest
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise LinearMapError(f"cannot read {folder}: {error}. {WAY_OUT}") from error
 

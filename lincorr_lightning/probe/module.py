@@ -318,7 +318,9 @@ class LinearProbe(LMStudy):
         """Write the maps, which are what took the time."""
         if self.trainer.state.fn == "predict":
             return
-        self.linear_map().save(folder / "linear_map")
+        scores = () if self._findings is None else self._findings.scores
+        nearest = {score.pair: score.nearness for score in scores}
+        self.linear_map().with_nearest(nearest).save(folder / "linear_map")
         if self._findings is None:
             rank_zero_warn(f"nothing was scored, so {folder} holds the maps alone")
             table = subjects_table({"fit": self.fit_subjects})

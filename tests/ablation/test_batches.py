@@ -21,6 +21,7 @@ from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
+from tests.nearness import causal_nearness
 
 
 @pytest.mark.parametrize(("world_size", "n_paired"), [(1, 16), (3, 7)])
@@ -131,3 +132,15 @@ def test_the_nearest_label_is_a_baseline():
     assert found["nearest"] == pytest.approx(expected.tolist()) and expected[0] > expected[1]
     assert found["macro_nearest"] == pytest.approx(np.reshape(macro, (2, 2)).mean(0).tolist())
     assert shares != pytest.approx(macro)
+    near = [
+        [causal_nearness(weight, labels.source_tokens, labels.domain_tokens) for labels in row]
+        for row in corpus.mapped
+    ]
+    for m, row in enumerate(zip(*near, strict=True)):
+        hits = [
+            corpus.mapped[s][m].domain_tokens[by[:, i].argmax()]
+            == corpus.mapped[s][m].target_tokens[i]
+            for s, by in enumerate(row)
+            for i in corpus.texts[s].answers[7:]
+        ]
+        assert found["causal_inner_product"][m] == pytest.approx(np.mean(hits))

@@ -21,6 +21,7 @@ from tests.toys import NAMES
 CITIES = ["Paris", "Rome", "Seoul", "Lima"]
 COUNTRIES = ["France", "Italy", "South", "Peru"]
 W = [[3.0, 0.5, 0.1, 0.0], [0.2, 2.0, 0.1, 0.0], [0.1, 0.5, -1.0, 0.0], [0.0, 0.5, 4.0, 0.0]]
+NEAR = [[0.9, 0.1, 0.3, 0.0], [0.1, 0.8, 0.2, 0.0], [0.0, 0.2, 0.25, 0.0], [0.0, 0.0, 0.1, 0.5]]
 PAIR = "city->country"
 
 
@@ -29,6 +30,7 @@ CITY = LabelSet("city", "{} lives in", CITIES, [1, 2, 3, 4], [[city] for city in
 COUNTRY = LabelSet("country", "{} is from", COUNTRIES, [5, 6, 7, 8], ANSWERS)
 ONE = PairMap(torch.tensor(W, dtype=torch.float64), torch.zeros(4), 31.6, [[0], [1], [2], []])
 MAP = LinearMap({PAIR: ONE}, [CITY, COUNTRY], "tiny-world", {})
+MAP = MAP.with_nearest({PAIR: torch.tensor(NEAR)})
 
 
 @pytest.fixture
@@ -85,12 +87,15 @@ def test_the_command_shows_the_same_rows(run: Path, capsys: pytest.CaptureFixtur
         "   1    4.00  Peru",
         "   2    0.10  France",
         "South…, the reference: rank 4 of 4, weight -1.00",
+        "By the nearest word: rank 2; as a constant answer: rank 1",
     ]
     for folder in (run, run / "linear_map"):
         shown = lines(capsys, folder, PAIR, "Seoul", "South Africa", "-n", 2)
         assert shown == expected
     assert lines(capsys, run, PAIR, "Rome")[2] == "   1    2.00  Italy  (reference)"
-    assert lines(capsys, run, PAIR, "Lima", "Peru")[-1] == "Peru: rank 1 of 4, weight 0.00"
+    shown = lines(capsys, run, PAIR, "Lima", "Peru")[-2:]
+    assert shown[0] == "Peru: rank 1 of 4, weight 0.00"
+    assert shown[1] == "By the nearest word: rank 1; as a constant answer: rank 4"
 
 
 def test_it_says_how_precise_w_is_beside_its_baseline(
