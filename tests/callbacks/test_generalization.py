@@ -131,7 +131,7 @@ def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(small_lm, ow
     class Stacked(naive.Stacked):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             for adapter, edit in enumerate(batch.ids if batch.last else ()):
-                with self.adapters.rows([adapter]):
+                with self.adapters.rows([adapter] * len(count.neighbours)):
                     last[edit] = leading(self.backbone, self.tokenizer, count.neighbours)
 
     module = Stacked(small_lm)

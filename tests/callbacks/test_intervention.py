@@ -136,7 +136,7 @@ def test_the_nulls_and_the_map_of_the_vocabulary(run):
     # W0 leads to the countries' logits at the source prompt, by ridge regression in numpy.
     subjects = sample_fitted_subjects(module.tokenizer, 150, [*module.found])
     lm, tokenizer = module.backbone, module.tokenizer
-    with module.adapters.rows([-1]):
+    with module.adapters.rows([-1] * len(subjects)):
         x = naive.logits(lm, tokenizer, "city", subjects)
         y = naive.logits(lm, tokenizer, "city", subjects, naive.COUNTRIES)
     x, y = x - x.mean(0), y - y.mean(0)
