@@ -1,6 +1,5 @@
 """Shared by all tests. The environment is set before anything imports torch or transformers."""
 
-import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning  # noqa: F401  (its log handler keeps the stderr of its first import)
 import pytest
 import torch
-from PIL import Image
 
 from lincorr_lightning.results import plots
-from tests.toys import save_toy_lm
+from tests.toys import WHITE, save_toy_lm
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,10 +35,9 @@ def _seed_torch() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _draw() -> Iterator[Callable[..., bytes]]:
     """Runs write a white picture for each figure, because drawing takes a third of their time."""
-    file, draw = io.BytesIO(), plots.to_png
-    Image.new("RGB", (8, 8), "white").save(file, "png")
+    draw = plots.to_png
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "to_png", lambda figure: file.getvalue())
+        patch.setattr(plots, "to_png", lambda figure: WHITE)
         yield draw
 
 

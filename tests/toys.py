@@ -29,6 +29,12 @@ red blue green yellow black white"""
 NAMES = [f"name{i}" for i in range(400)]
 """Subjects."""
 
+WHITE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+"""A PNG file of one white pixel."""
+
 _GATED: dict[str, Any] = {"intermediate_size": 24, "num_key_value_heads": 1}
 
 # What an architecture needs beside the sizes that all share: name -> (transformers' type, options).

@@ -31,40 +31,40 @@ from tests.readme.commands import (
 )
 from tests.toys import assert_is_last
 
-SUBJECTS = ["--data.n_subjects=400"]
-PROBE = [*SUBJECTS, "--model.knowledge=[city, country, continent, language, ceo, company]"]
+PROBE = ["--data.n_subjects=200", "--model.knowledge=[city, country, company]"]
+EDITS = ["--data.n_edits=6"]
 ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
 # Options that make a command of a config take seconds.
 SMALL = {
     "linear_probe": PROBE,
     "correlation_matrix": PROBE,
-    "resilience": SUBJECTS,
+    "resilience": PROBE,
     "token_geometry": ["--data.n_texts=8"],
-    "source_finetune": ["--data.n_edits=8"],
-    "source_finetune_lora": ["--data.n_edits=8"],
-    "causal": ["--data.n_edits=8"],
-    "edited_lm": ["--model.n_subjects=400"],
-    "forecast": ["--data.n_edits=8"],
+    "source_finetune": EDITS,
+    "source_finetune_lora": EDITS,
+    "causal": EDITS,
+    "edited_lm": ["--model.n_subjects=200"],
+    "forecast": EDITS,
     "reproduce": ["--only=figure7"],
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
     "pretraining": [
         "--trainer.max_steps=3",
         "--trainer.limit_val_batches=1",
-        "--data.world.n_people=200",
+        "--data.world.n_people=40",
     ],
     "sparse_autoencoders": [
-        "--data.n_tokens=8200",
+        "--data.n_tokens=4100",
         "--data.batch_tokens=512",
-        "--data.n_held_out=60",
+        "--data.n_held_out=40",
         "--data.knowledge=[city, country]",
         "--model.sae.n_features=128",
     ],
     "feature_flow": [
         "--model.saes=runs/sparse_autoencoders/version_0/sparse_autoencoders",
-        "--model.n_subjects=200",
+        "--model.n_subjects=100",
         "--model.deactivation.n_cases=12",
-        "--data.n_texts=200",
+        "--data.n_texts=100",
         "--model.steering.strengths=[0, 1]",
         "--model.steering.n_answers=2",
         "--model.steering.n_prompts=4",
@@ -110,7 +110,9 @@ def a_command_of_each_config() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
+def small_runs(
+    drawn_figures: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Path]]:
     """Run a command of each config in an empty folder, which is the current one.
 
     Yields:
