@@ -55,14 +55,14 @@ SMALL = {
     ],
     "sparse_autoencoders": [
         "--data.n_tokens=4100",
-        "--data.batch_tokens=512",
+        "--data.batch_tokens=256",
         "--data.n_held_out=40",
         "--data.knowledge=[city, country]",
         "--model.sae.n_features=128",
     ],
     "feature_flow": [
         "--model.saes=runs/sparse_autoencoders/version_0/sparse_autoencoders",
-        "--model.n_subjects=100",
+        "--model.n_subjects=200",
         "--model.deactivation.n_cases=12",
         "--data.n_texts=100",
         "--model.steering.strengths=[0, 1]",
