@@ -152,7 +152,8 @@ def test_the_main_job_runs_where_it_is_installed(
         "--config",
         "configs/linear_probe.yaml",
         "--data.n_subjects",
-        "400",
+        "100",
+        "--model.knowledge=[city,country]",
         f"--trainer.default_root_dir={runs}",
         **here,
     )
