@@ -231,12 +231,10 @@ def test_a_probe_s_map_and_the_runs_that_may_use_it(make_lm: Any, tmp_path: Path
     ]
 
     def logits(name: str) -> np.ndarray:
-        rows = []
-        for subject in subjects:
-            ids = lm.tokenizer(f"Rome red is {subject} lives in the {name} of", return_tensors="pt")
-            with torch.no_grad():
-                rows.append(lm.model(**ids).logits[0, -1, linear_map.token_ids(name)].double())
-        return torch.stack(rows).numpy()
+        prompts = [f"Rome red is {subject} lives in the {name} of" for subject in subjects]
+        with torch.no_grad():
+            read = lm.model(**lm.tokenizer(prompts, return_tensors="pt")).logits[:, -1]
+        return read[:, linear_map.token_ids(name)].double().numpy()
 
     city = logits("city")
     expected = LinearRegression().fit(city, logits("country")).predict(city)
