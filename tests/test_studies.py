@@ -127,6 +127,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert numbers(Path(cli.trainer.log_dir)) == numbers(whole.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", SMALL_RUNS)
 def test_a_dry_run_leaves_no_file(
     study: str, run: Callable[..., Run], inputs: Path, tmp_path: Path
@@ -137,6 +138,7 @@ def test_a_dry_run_leaves_no_file(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", RESUMED)
 def test_a_run_of_other_settings_or_another_study_is_not_resumed(
     study: str, run: Callable[..., Run], inputs: Path, tmp_path: Path

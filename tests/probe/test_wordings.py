@@ -20,6 +20,8 @@ from lincorr_lightning.probe.module import LinearProbe
 from tests.probe.test_module import Fitted, run_probe
 from tests.toys import read_table
 
+pytestmark = pytest.mark.slow
+
 TOWN = ["{} lives in the city of", "the city of {} is", "{} was born in the city of"]
 LAND = ["{} lives in the country of", "the country of {} is"]
 TEAM = "{} saw a"

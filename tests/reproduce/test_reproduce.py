@@ -33,6 +33,8 @@ from lincorr_lightning.reproduce.plan import LMRuns, PlannedRun, all_items, sele
 from lincorr_lightning.results.saved_run import SavedRun
 from tests.toys import NAMES, WORDS
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 SIZE = {
     "probe": {

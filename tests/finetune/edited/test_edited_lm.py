@@ -26,6 +26,8 @@ from tests.finetune.edited.plain import (
 )
 from tests.toys import by_reference, read_table, save_toy_lm, write_gguf
 
+pytestmark = pytest.mark.slow
+
 COLOR = "{}’s favorite color is"
 N = 14
 N_NEIGHBOURS = 12
