@@ -61,18 +61,8 @@ def run(config: dict[str, Any], study: str = "linear_probe", *options: str) -> L
     """Run a study with a config that is not trusted."""
     path = Path.cwd().parent / "mine.yaml"
     path.write_text(yaml.safe_dump(config))
-    return main(
-        [
-            "fit",
-            "--safe",
-            "--config",
-            f"{study}.yaml",
-            "--config",
-            str(path),
-            "--trainer.enable_progress_bar=false",
-            *options,
-        ]
-    ).trainer
+    words = f"fit --safe --config {study}.yaml --trainer.enable_progress_bar=false".split()
+    return main([*words, "--config", str(path), *options]).trainer
 
 
 def refused(config: dict[str, Any], study: str = "linear_probe", *options: str) -> str:
