@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("nightly"):  # so that -m "not slow" leaves it out, too
             item.add_marker("slow")
-    long = ("tests/readme", "tests/cli/test_configs", "tests/flow", "tests/processes")
+    long = ("tests/readme", "tests/processes", "tests/reproduce", "tests/test_studies")
     items.sort(key=lambda item: not any(part in item.nodeid for part in long))
 
 

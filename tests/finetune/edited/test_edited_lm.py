@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def run(folder: Path, lm: object, edits: object, *options: str) -> SimpleNamespace:
     """Run the study on an edited LM and a file of edits; return its results, cases and folder."""
     arguments = [f"--model.lm.name_or_path={lm}", f"--data.edits_file={edits}"]
-    arguments += [f"--trainer.default_root_dir={folder}", "--model.n_subjects=400"]
+    arguments += [f"--trainer.default_root_dir={folder}", "--model.n_subjects=150"]
     arguments += [f"--model.n_neighbours={N_NEIGHBOURS}", *options]
     cli = main(["test", "--config", "edited_lm.yaml", *arguments])
     run_folder = Path(cli.trainer.log_dir)
