@@ -81,9 +81,7 @@ def gradients(lm: LanguageModel) -> dict[str, Tensor]:
 
 
 def check_lm(folder: Path, mesh: DeviceMesh, adapter: bool) -> None:
-    lm, split = (
-        LanguageModel.from_pretrained(str(folder), tokens_per_forward=64) for _ in range(2)
-    )
+    lm, split = (LanguageModel.from_pretrained(str(folder)) for _ in range(2))
     for one in (lm, split):
         if not adapter:
             one.model.requires_grad_(True)
