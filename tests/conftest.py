@@ -12,8 +12,7 @@ import lightning  # noqa: F401  (its log handler keeps the stderr of its first i
 import pytest
 import torch
 
-from lincorr_lightning.results import plots
-from tests.toys import WHITE, save_toy_lm
+from tests.toys import save_toy_lm, white_figures
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,19 +32,9 @@ def _seed_torch() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _draw() -> Iterator[Callable[..., bytes]]:
-    """Runs write a white picture for each figure, because drawing takes a third of their time."""
-    draw = plots.to_png
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "to_png", lambda figure: WHITE)
-        yield draw
-
-
-@pytest.fixture(scope="module")
-def drawn_figures(_draw: Callable[..., bytes]) -> Iterator[None]:
-    """The runs of a module draw their figures."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "to_png", _draw)
+def _white_figures() -> Iterator[None]:
+    """Drawing takes a third of the time of a small run; `drawn_figures` does it."""
+    with white_figures():
         yield
 
 

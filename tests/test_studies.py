@@ -17,7 +17,7 @@ from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.results import SavedRun
 from lincorr_lightning.results.compare import compare_runs
 from tests.small_runs import RESUMED, SMALL_RUNS, keeping, make_inputs, numbers
-from tests.toys import assert_is_last
+from tests.toys import assert_is_last, drawn_figures
 
 VERBS = ("fit", "validate", "test", "predict")
 # Of those that have more than the verb of their config.
@@ -54,7 +54,8 @@ def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             shutil.copytree(make("SAEs").folder / "sparse_autoencoders", inputs / "saes")
         root = tmp_path_factory.mktemp("run")
         more = keeping(root / "kept") if study in RESUMED else []
-        cli = main(SMALL_RUNS[study].command(inputs, root, *more))
+        with drawn_figures():
+            cli = main(SMALL_RUNS[study].command(inputs, root, *more))
         return Run(Path(cli.trainer.log_dir), cli.model.state_dict(), root / "kept")
 
     return make

@@ -36,7 +36,7 @@ from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
 from tests.callbacks import naive
-from tests.toys import toy_sae
+from tests.toys import drawn_figures, toy_sae
 
 
 def three_callbacks(**options):
@@ -262,7 +262,8 @@ def test_a_second_run_begins_anew(small_lm, every_callback, fit):
 def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit):
     callbacks = every_callback()[3:] + every_callback()[3:]
     callbacks += [Generalization(edits=naive.EDITS[:n], linear_map=own_map.folder) for n in (5, 6)]
-    trainer = fit(*callbacks)
+    with drawn_figures():
+        trainer = fit(*callbacks)
     keys = [key for callback in callbacks for key in callback.history]
     assert len(keys) == len(set(keys))
     assert {key.partition("/")[0] for key in callbacks[4].history} == {"features_2"}

@@ -29,7 +29,7 @@ from tests.readme.commands import (
     run_folder_of,
     with_own_files,
 )
-from tests.toys import assert_is_last
+from tests.toys import assert_is_last, drawn_figures
 
 pytestmark = pytest.mark.slow
 
@@ -100,9 +100,7 @@ def a_command_of_each_config() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def small_runs(
-    drawn_figures: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Path]]:
+def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
     """Run a command of each config in an empty folder, which is the current one.
 
     Yields:
@@ -131,7 +129,8 @@ def test_a_command_of_each_config_runs(small_runs: list[Path]) -> None:
 def test_all_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     commands = [one for one in lincorr_commands() if not needs_other_files(one)]
-    folders = [run_folder_of(small_form(one)) for one in commands]
+    with drawn_figures():
+        folders = [run_folder_of(small_form(one)) for one in commands]
     check_results([folder for folder in folders if folder is not None])
 
 
