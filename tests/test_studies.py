@@ -159,6 +159,7 @@ def test_a_run_of_other_settings_or_another_study_is_not_resumed(
     assert not list(tmp_path.rglob("results.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [name for name in RESUMED if name != "pretraining"])
 def test_a_checkpoint_of_another_lm_is_refused(
     study: str, run: Callable[..., Run], inputs: Path, tmp_path: Path
@@ -172,6 +173,7 @@ def test_a_checkpoint_of_another_lm_is_refused(
     assert not list(tmp_path.rglob("results.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", SMALL_RUNS)
 def test_a_study_has_its_verbs_and_refuses_others_and_foreign_data(
     study: str, inputs: Path, tmp_path: Path

@@ -99,6 +99,7 @@ def test_matmul_precision_holds_for_the_run_alone(small_lm: str, tmp_path: Path)
         assert torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.slow
 def test_test_and_predict_take_the_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

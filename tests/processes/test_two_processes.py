@@ -35,20 +35,15 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 def run_killed(lm: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a study of this code with the program, which starts the other process itself."""
     (folder / "study.py").write_text(KILLED)
-    options = {
-        "model": "study.Killed",
-        "model.lm.name_or_path": lm,
-        "model.knowledge": "[city,country]",
-        "model.require_reference": "[]",
-        "data.n_subjects": 200,
-        "data.batch_size": 20,
-        "trainer.default_root_dir": folder,
-    }
-    configs = ["--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml"]
-    arguments = [f"--{key}={value}" for key, value in options.items()]
+    options = (
+        "fit --config linear_probe.yaml --config trainer/ddp_cpu.yaml --model=study.Killed "
+        "--model.knowledge=[city,country] --model.require_reference=[] --data.n_subjects=200 "
+        "--data.batch_size=20"
+    )
+    paths = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={folder}"
     ready = {"READY": str(folder / "ready"), "PYTHONPATH": str(folder)}
     return subprocess.run(  # which waits for four minutes at most
-        [sys.executable, "-m", "lincorr_lightning", "fit", *configs, *arguments, *QUIET],
+        [sys.executable, "-m", "lincorr_lightning", *options.split(), *paths, *QUIET],
         capture_output=True,
         text=True,
         timeout=240,
