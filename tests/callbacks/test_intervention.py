@@ -60,6 +60,7 @@ def run(small_lm, fit, tmp_path):
     return train
 
 
+@pytest.mark.slow
 def test_moves_are_those_of_the_hidden_states(run):
     """In all dimensions, each edit and arm by itself."""
     module, watch = run()
@@ -117,6 +118,7 @@ def test_moves_are_those_of_the_hidden_states(run):
     assert (effects["effect_low"] <= effects["effect"] + 1e-9).all()
 
 
+@pytest.mark.slow
 def test_the_nulls_and_the_map_of_the_vocabulary(run):
     module, watch = run()
     edits, w = watch.edits, watch.maps["auto"][0].T

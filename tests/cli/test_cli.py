@@ -82,6 +82,7 @@ def test_each_run_has_a_folder_of_its_own_under_the_run_s_name(
     assert folder == tmp_path / "mine" / "version_0" and (folder / "results.json").is_file()
 
 
+@pytest.mark.slow
 def test_saved_config_gives_the_same_run_again(run: Path, tmp_path: Path) -> None:
     cli = main(
         ["fit", "--config", str(run / "config.yaml"), f"--trainer.default_root_dir={tmp_path}"]

@@ -104,6 +104,7 @@ def test_the_seed_of_the_adapter_is_its_own(small_lm):
 # -- one for each ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_edits_side_by_side_are_edits_one_at_a_time(finetune):
     """Eleven edits, eight at a time: the last group is smaller."""
     eight, alone = (
