@@ -89,17 +89,14 @@ def test_the_last_token_is_that_of_the_prompt(lm_folder: Folder, tmp_path: Path)
     small_tokenizer("<s> $A </s>").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes((lm_folder("llama") / "config.json").read_bytes())
     config = LMConfig(with_chat(tmp_path), chat_template=True)
-    chat, few_shot = LanguageModel(config, "red"), LanguageModel(str_config(tmp_path), EXAMPLES)
+    chat = LanguageModel(config, "red")
+    few_shot = LanguageModel(LMConfig(str(tmp_path)), EXAMPLES)
     row = word_ids("Oslo lives in", bos=False)
     assert chat.lead_in == "<s> red </s> saw "
     assert chat.rows(["Oslo lives in"]) == [[*word_ids("red </s> saw"), *row]]
     assert few_shot.rows(["Oslo lives in"]) == [[*word_ids(EXAMPLES), *row]]
     for lm in (chat, few_shot):
         assert lm.prefix == [2]
-
-
-def str_config(folder: Path) -> LMConfig:
-    return LMConfig(str(folder))
 
 
 def test_an_empty_thought_is_part_of_the_turn() -> None:
