@@ -1,7 +1,7 @@
 """Shared by all tests. The environment is set before anything imports torch or transformers."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -12,7 +12,7 @@ import lightning  # noqa: F401  (its log handler keeps the stderr of its first i
 import pytest
 import torch
 
-from tests.toys import save_toy_lm
+from tests.toys import save_toy_lm, white_figures
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("nightly"):  # so that -m "not slow" leaves it out, too
             item.add_marker("slow")
-    long = ("tests/readme", "tests/cli/test_configs", "tests/flow", "tests/processes")
+    long = ("tests/readme", "tests/processes", "tests/reproduce", "tests/test_studies")
     items.sort(key=lambda item: not any(part in item.nodeid for part in long))
 
 
@@ -29,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _seed_torch() -> None:
     """What a test draws does not depend on the tests that its worker ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _white_figures() -> Iterator[None]:
+    """Drawing takes a third of the time of a small run; `drawn_figures` does it."""
+    with white_figures():
+        yield
 
 
 @pytest.fixture(scope="session")

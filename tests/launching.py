@@ -3,6 +3,8 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import chdir
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -12,9 +14,9 @@ import torch
 from torch import multiprocessing
 from torch.distributed import TCPStore
 
-# Its server has imported everything and done nothing: what it forks begins as a new Python does.
+# Its server has imported everything: what it forks begins almost as a new Python does.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lincorr_lightning.cli.lightning_cli"])
+CONTEXT.set_forkserver_preload(["tests.preloaded"])
 _PATIENCE_S = 240
 
 
@@ -68,6 +70,7 @@ def run_alone(work: Callable[..., None], *args: Any) -> int:
 
     Returns the exit code; of a process that was killed, the signal's number below 0.
     """
+    start_server()
     process = CONTEXT.Process(target=_alone, args=(torch.get_num_threads(), work, args))
     process.start()
     process.join(_PATIENCE_S)
@@ -95,8 +98,15 @@ def _work(rank: int, n: int, port: int, work: Callable[..., None], args: tuple[A
     work(rank, *args)
 
 
+def start_server() -> None:
+    """Start the server of processes, if it has not been started, where it finds `tests`."""
+    with chdir(Path(__file__).parents[1]):
+        forkserver.ensure_running()
+
+
 def serve_store() -> TCPStore:
     """Serve the store at which the ranks meet, as torchrun does, on a port of its own."""
+    start_server()
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 

@@ -25,33 +25,56 @@ class SmallRun:
 
     verb: str
     config: str
-    options: tuple[str, ...]
+    options: str
     resumes: tuple[str, ...] = ()
     changed: str = ""
 
     def command(self, inputs: Path, root: Path, *more: str) -> list[str]:
         """Return the command line of a run below `root`."""
-        options = [option.replace("{inputs}", str(inputs)) for option in self.options]
+        options = [option.replace("{inputs}", str(inputs)) for option in self.options.split()]
         folder = f"--trainer.default_root_dir={root}"
         return [self.verb, "--config", f"{self.config}.yaml", *options, *QUIET, folder, *more]
 
 
 _LM = "--model.lm.name_or_path={inputs}/lm"
-_TUNED = ("--model.before.name_or_path={inputs}/lm", "--model.lm.name_or_path={inputs}/tuned")
-_PROBE = ("--model.knowledge=[city,country]", "--data.n_subjects=160", "--data.batch_size=20")
-_EDITS = (
-    _LM,
-    "--model.learning_rate=0.01",
-    "--model.steps_per_edit=3",
-    "--data.n_edits=5",
-)
-_JOINT = (*_EDITS, "--model.protocol=joint", "--model.edits_per_step=2", "--trainer.max_epochs=2")
+_TUNED = "--model.before.name_or_path={inputs}/lm --model.lm.name_or_path={inputs}/tuned"
+_PROBE = "--model.knowledge=[city,country] --data.n_subjects=160 --data.batch_size=20"
+_EDITS = f"{_LM} --model.learning_rate=0.01 --model.steps_per_edit=3 --data.n_edits=5"
+_JOINT = f"{_EDITS} --model.protocol=joint --model.edits_per_step=2 --trainer.max_epochs=2"
 _TEXTS = "--data.texts=[{inputs}/texts.txt]"
+# Steps 1 to 8 are of the phase uncomposed, 9 to 23 of compose, 24 to 31 of learn.
+_ABLATION = (
+    "--model.mapping=[reference,permuted] --data.n_paired=40 --data.n_new=12 "
+    "--data.max_source_labels=null --model.compose.epochs=3 --model.score_every=2 "
+    "--model.compose.batch_size=16 --model.learn.epochs=4 --model.learn.batch_size=8 "
+    "--model.learn.train=all"
+)
+_WORLD = (
+    "--data.world.n_people=24 --data.world.cities_per_country=1 --data.world.nicknames=false "
+    "--data.knowledge=[city,country,color] --data.repeats={} --data.batch_size=64 "
+    "--model.size.hidden_size=32 --model.size.intermediate_size=48 --model.size.n_heads=2 "
+    "--trainer.max_epochs=2 --trainer.check_val_every_n_epoch=1"
+)
+_GEOMETRY = (
+    "--data.n_tokens=16 --data.n_texts=24 --model.shuffles=[0,1,2] --model.range_scalings=[2] "
+    "--model.ks=[3]"
+)
+# Blocks of four steps.
+_SAES = (
+    "--data.n_tokens=384 --data.batch_tokens=32 --data.block_steps=4 --data.n_held_out=20 "
+    "--model.sae.n_features=32 --model.sae.k=4 --model.sae.dead_after_steps=5"
+)
+_FLOW = (
+    "--model.saes={inputs}/saes --model.n_subjects=100 --data.n_texts=60 "
+    "--model.deactivation.n_cases=40 --model.steering.n_answers=1 "
+    "--model.steering.strengths=[0.0,1.0] --model.steering.n_prompts=8 --model.steering.n_texts=8"
+)
+_EDITED = "--data.edits_file={inputs}/edits.jsonl --model.n_others=5 --model.n_subjects=60"
 
 SMALL_RUNS = {
-    "probe": SmallRun("fit", "linear_probe", (_LM, *_PROBE)),
-    "all pairs": SmallRun("fit", "correlation_matrix", (_LM, *_PROBE)),
-    "resilience": SmallRun("test", "resilience", (*_TUNED, *_PROBE)),
+    "probe": SmallRun("fit", "linear_probe", f"{_LM} {_PROBE}"),
+    "all pairs": SmallRun("fit", "correlation_matrix", f"{_LM} {_PROBE}"),
+    "resilience": SmallRun("test", "resilience", f"{_TUNED} {_PROBE}"),
     "full, independent": SmallRun(
         "fit", "source_finetune", _EDITS, ("s4", "s6"), "model.learning_rate=0.02"
     ),
@@ -61,7 +84,7 @@ SMALL_RUNS = {
     "LoRA, independent": SmallRun(
         "fit",
         "source_finetune_lora",
-        (*_EDITS, "--model.edits_per_step=2"),
+        f"{_EDITS} --model.edits_per_step=2",
         ("s2", "s3", "e0"),
         "data.seed=1",
     ),
@@ -69,107 +92,31 @@ SMALL_RUNS = {
     "causal": SmallRun(
         "fit",
         "causal",
-        (*_EDITS, "--model.edits_per_step=2", "--model.learning_rate=0.1"),
+        f"{_EDITS} --model.edits_per_step=2 --model.learning_rate=0.1",
         ("s2", "e0"),
         "seed_everything=7",
     ),
-    "edited LM": SmallRun(
-        "test",
-        "edited_lm",
-        (
-            *_TUNED,
-            "--data.edits_file={inputs}/edits.jsonl",
-            "--model.n_others=5",
-            "--model.n_subjects=60",
-        ),
-    ),
-    "forecast": SmallRun("predict", "forecast", (_LM, "--data.n_edits=7")),
-    # Steps 1 to 8 are of the phase uncomposed, 9 to 23 of compose, 24 to 31 of learn.
+    "edited LM": SmallRun("test", "edited_lm", f"{_TUNED} {_EDITED}"),
+    "forecast": SmallRun("predict", "forecast", f"{_LM} --data.n_edits=7"),
     "ablation": SmallRun(
         "fit",
         "vocabulary_ablation",
-        (
-            _LM,
-            "--model.mapping=[reference, permuted]",
-            "--data.n_paired=40",
-            "--data.n_new=12",
-            "--data.max_source_labels=null",
-            "--model.compose.epochs=3",
-            "--model.score_every=2",
-            "--model.compose.batch_size=16",
-            "--model.learn.epochs=4",
-            "--model.learn.batch_size=8",
-            "--model.learn.train=all",
-        ),
+        f"{_LM} {_ABLATION}",
         ("s4", "s23", "s26", "e0"),
         "model.learn.epochs=5",
     ),
     "pretraining": SmallRun(
-        "fit",
-        "pretraining",
-        (
-            "--data.world.n_people=24",
-            "--data.world.cities_per_country=1",
-            "--data.world.nicknames=false",
-            "--data.knowledge=[city, country, color]",
-            "--data.repeats={}",
-            "--data.batch_size=64",
-            "--model.size.hidden_size=32",
-            "--model.size.intermediate_size=48",
-            "--model.size.n_heads=2",
-            "--trainer.max_epochs=2",
-            "--trainer.check_val_every_n_epoch=1",
-        ),
-        ("s2", "s3", "v1", "e0"),
-        "model.learning_rate=0.001",
+        "fit", "pretraining", _WORLD, ("s2", "s3", "v1", "e0"), "model.learning_rate=0.001"
     ),
-    "token geometry": SmallRun(
-        "test",
-        "token_geometry",
-        (
-            _LM,
-            _TEXTS,
-            "--data.n_tokens=16",
-            "--data.n_texts=24",
-            "--model.shuffles=[0,1,2]",
-            "--model.range_scalings=[2]",
-            "--model.ks=[3]",
-        ),
-    ),
-    # Blocks of four steps.
+    "token geometry": SmallRun("test", "token_geometry", f"{_LM} {_TEXTS} {_GEOMETRY}"),
     "SAEs": SmallRun(
         "fit",
         "sparse_autoencoders",
-        (
-            _LM,
-            _TEXTS,
-            "--data.n_tokens=384",
-            "--data.batch_tokens=32",
-            "--data.block_steps=4",
-            "--data.n_held_out=20",
-            "--model.sae.n_features=32",
-            "--model.sae.k=4",
-            "--model.sae.dead_after_steps=5",
-        ),
+        f"{_LM} {_TEXTS} {_SAES}",
         ("s3", "s4", "v0", "e0"),
         "data.n_tokens=320",
     ),
-    "feature flow": SmallRun(
-        "test",
-        "feature_flow",
-        (
-            _LM,
-            _TEXTS,
-            "--model.saes={inputs}/saes",
-            "--model.n_subjects=100",
-            "--data.n_texts=60",
-            "--model.deactivation.n_cases=40",
-            "--model.steering.n_answers=1",
-            "--model.steering.strengths=[0.0,1.0]",
-            "--model.steering.n_prompts=8",
-            "--model.steering.n_texts=8",
-        ),
-    ),
+    "feature flow": SmallRun("test", "feature_flow", f"{_LM} {_TEXTS} {_FLOW}"),
 }
 """Small runs by study; feature flow needs the SAEs that `SAEs` writes, in the inputs' folder."""
 

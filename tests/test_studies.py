@@ -17,7 +17,7 @@ from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.results import SavedRun
 from lincorr_lightning.results.compare import compare_runs
 from tests.small_runs import RESUMED, SMALL_RUNS, keeping, make_inputs, numbers
-from tests.toys import assert_is_last
+from tests.toys import assert_is_last, drawn_figures
 
 VERBS = ("fit", "validate", "test", "predict")
 # Of those that have more than the verb of their config.
@@ -54,7 +54,8 @@ def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             shutil.copytree(make("SAEs").folder / "sparse_autoencoders", inputs / "saes")
         root = tmp_path_factory.mktemp("run")
         more = keeping(root / "kept") if study in RESUMED else []
-        cli = main(SMALL_RUNS[study].command(inputs, root, *more))
+        with drawn_figures():
+            cli = main(SMALL_RUNS[study].command(inputs, root, *more))
         return Run(Path(cli.trainer.log_dir), cli.model.state_dict(), root / "kept")
 
     return make
@@ -127,6 +128,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert numbers(Path(cli.trainer.log_dir)) == numbers(whole.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", SMALL_RUNS)
 def test_a_dry_run_leaves_no_file(
     study: str, run: Callable[..., Run], inputs: Path, tmp_path: Path
@@ -137,6 +139,7 @@ def test_a_dry_run_leaves_no_file(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", RESUMED)
 def test_a_run_of_other_settings_or_another_study_is_not_resumed(
     study: str, run: Callable[..., Run], inputs: Path, tmp_path: Path
@@ -156,6 +159,7 @@ def test_a_run_of_other_settings_or_another_study_is_not_resumed(
     assert not list(tmp_path.rglob("results.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", [name for name in RESUMED if name != "pretraining"])
 def test_a_checkpoint_of_another_lm_is_refused(
     study: str, run: Callable[..., Run], inputs: Path, tmp_path: Path
@@ -169,6 +173,7 @@ def test_a_checkpoint_of_another_lm_is_refused(
     assert not list(tmp_path.rglob("results.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", SMALL_RUNS)
 def test_a_study_has_its_verbs_and_refuses_others_and_foreign_data(
     study: str, inputs: Path, tmp_path: Path

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from scipy.stats import pearsonr
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from lincorr_lightning.results import plots
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -28,6 +30,25 @@ red blue green yellow black white"""
 
 NAMES = [f"name{i}" for i in range(400)]
 """Subjects."""
+
+_WHITE = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+"""A PNG file of one white pixel."""
+
+_TO_PNG = plots.to_png
+
+
+def white_figures() -> Any:
+    """Return a context in which runs write a white pixel for each figure."""
+    return patch.object(plots, "to_png", lambda figure: _WHITE)
+
+
+def drawn_figures() -> Any:
+    """Return a context in which runs draw their figures."""
+    return patch.object(plots, "to_png", _TO_PNG)
+
 
 _GATED: dict[str, Any] = {"intermediate_size": 24, "num_key_value_heads": 1}
 

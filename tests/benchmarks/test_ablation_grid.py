@@ -24,6 +24,7 @@ def cells() -> pd.DataFrame:
     return ablation_grid.summary(rows)
 
 
+@pytest.mark.slow
 def test_cells_that_the_file_lacks_are_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from benchmarks.real_lms import causal
 GEMMA = causal.REAL_LMS / "gemma-3-270m" / causal.STATES
 
 
+@pytest.mark.slow
 def test_a_run_leaves_states_and_tables(tmp_path: Path) -> None:
     lm = tmp_path / "lm"
     lm.mkdir()

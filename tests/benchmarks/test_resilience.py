@@ -41,6 +41,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(post_training, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("texts")
 def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
     output = tmp_path / "scores.csv"

@@ -56,6 +56,7 @@ def run_here(command: list[str], *_: Any, **__: Any) -> common.Cost:
     return common.Cost(1.0, 1.0, 2048)
 
 
+@pytest.mark.slow
 def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, str]) -> None:
     sizes = [("1,000", (growth.TWO, "--data.n_subjects=60"))]
     monkeypatch.setattr(growth, "sweep", lambda *_: iter(sizes))
@@ -73,6 +74,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[
     assert set(placed) == {"startup", "studies", "second runs"}
 
 
+@pytest.mark.slow
 def test_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are compared with that of the CPU; what fails is a row that says so."""
 

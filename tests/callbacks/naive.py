@@ -52,17 +52,14 @@ def logits(
     words: Sequence[str] | None = None,
     template: str = "",
 ) -> np.ndarray:
-    """One unpadded prompt at a time, in eval mode, all logits, sliced: at labels or other words."""
+    """All prompts, of one length, in eval mode: all logits, sliced at labels or other words."""
     template = template or TEMPLATES[knowledge]
     labels = words or {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
-    ids = [tokenizer.convert_tokens_to_ids(label) for label in labels]
-    model = copy.deepcopy(model).float().eval()
-    rows = []
+    ids = tokenizer.convert_tokens_to_ids(list(labels))
+    rows = tokenizer([template.format(subject) for subject in subjects], return_tensors="pt")
     with torch.no_grad():
-        for subject in subjects:
-            prompt = tokenizer(template.format(subject), return_tensors="pt")
-            rows.append(model(input_ids=prompt["input_ids"]).logits[0, -1, ids].double().numpy())
-    return np.stack(rows)
+        read = copy.deepcopy(model).float().eval()(input_ids=rows["input_ids"]).logits
+    return read[:, -1, ids].double().numpy()
 
 
 def r(prediction: np.ndarray, target: np.ndarray) -> float:

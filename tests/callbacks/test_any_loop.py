@@ -25,6 +25,8 @@ from tests.callbacks import naive
 from tests.launching import launch
 from tests.toys import NO_FILES, quiet_trainer, read_table
 
+pytestmark = pytest.mark.slow
+
 EDITS = naive.EDITS
 N_WATCHED = 3
 SUBJECTS = [f"name{i}" for i in range(5, 17)]
@@ -300,7 +302,6 @@ def fit_in_two(rank, small_lm, own_map, folder):
     check(module, trainer, three, own_map)
 
 
-@pytest.mark.slow
 def test_two_processes(small_lm, own_map, tmp_path):
     launch(2, fit_in_two, small_lm, own_map, str(tmp_path))
 

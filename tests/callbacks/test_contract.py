@@ -36,7 +36,7 @@ from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
 from tests.callbacks import naive
-from tests.toys import toy_sae
+from tests.toys import drawn_figures, toy_sae
 
 
 def three_callbacks(**options):
@@ -116,6 +116,7 @@ def train(folder, make_trainer, *callbacks, lora=False, **options):
     }, trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS_TO_TRAIN)
 def test_training_is_the_same_bit_for_bit(gpt2_folder, make_trainer, every_callback, way):
     """And what was measured is in `callback_metrics`, without any logger."""
@@ -210,6 +211,7 @@ def test_independent_edits_of_another_dataset(small_lm, own_map, fit):
         )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(small_lm, tmp_path, fit, every_callback):
     """Maps fitted at the start are kept: the LM is another one when the run continues."""
 
@@ -239,6 +241,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small_lm, tmp_path, fit, ever
         assert getattr(again, "cases", None) == getattr(first, "cases", None)
 
 
+@pytest.mark.slow
 def test_a_second_run_begins_anew(small_lm, every_callback, fit):
     """Callbacks that are used again, on an LM that has learned since."""
     used, new = every_callback(), every_callback()
@@ -255,10 +258,12 @@ def test_a_second_run_begins_anew(small_lm, every_callback, fit):
 # -- several of a kind -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit):
     callbacks = every_callback()[3:] + every_callback()[3:]
     callbacks += [Generalization(edits=naive.EDITS[:n], linear_map=own_map.folder) for n in (5, 6)]
-    trainer = fit(*callbacks)
+    with drawn_figures():
+        trainer = fit(*callbacks)
     keys = [key for callback in callbacks for key in callback.history]
     assert len(keys) == len(set(keys))
     assert {key.partition("/")[0] for key in callbacks[4].history} == {"features_2"}

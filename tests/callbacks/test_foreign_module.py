@@ -2,17 +2,13 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lincorr_lightning.callbacks import (
-    Generalization,
-)
+from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.cli import main
 from tests.callbacks import naive
 from tests.toys import read_table
@@ -58,34 +54,25 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("their_study")
 
 
-def config(edits, own_map):
-    return {
+def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
+    edits = tmp_path / "edits.jsonl"
+    edits.write_text("\n".join(json.dumps(edit) for edit in naive.EDITS))
+    callbacks = {
+        "GradientCorrelation": {"every_n_steps": 1},
+        "Generalization": {"edits": str(edits)},
+        "Resilience": {"linear_map": own_map.folder, "every_n_steps": 2},
+    }
+    study = {
         "trainer": {
             "accelerator": "cpu",
             "max_epochs": 1,
             "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "enable_checkpointing": False,
-            "callbacks": [
-                {"class_path": "GradientCorrelation", "init_args": {"every_n_steps": 1}},
-                {"class_path": "Generalization", "init_args": {"edits": edits}},
-                {
-                    "class_path": "Resilience",
-                    "init_args": {"linear_map": own_map.folder, "every_n_steps": 2},
-                },
-            ],
+            "callbacks": [{"class_path": k, "init_args": v} for k, v in callbacks.items()],
         },
-    }
-
-
-def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
-    edits = tmp_path / "edits.jsonl"
-    edits.write_text("\n".join(json.dumps(edit) for edit in naive.EDITS))
-    study = {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
     }
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(str(edits), own_map) | study))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     runs = tmp_path / "runs"
     cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", str(runs)])
     found = {type(c).__name__: c for c in cli.trainer.callbacks}
@@ -103,36 +90,6 @@ def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
     assert list(folder.glob("events.out.tfevents*"))
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
-
-
-@pytest.mark.nightly
-def test_by_yaml_with_their_program_on_two_processes(small_lm, own_map, tmp_path, theirs):
-    """Only these callbacks use the run's folder; the ranks must agree on it."""
-    study = config(naive.EDITS, own_map) | {
-        "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
-        "data": {"class_path": "their_study.Talk"},
-    }
-    study["trainer"] |= {"logger": False, "default_root_dir": str(tmp_path / "runs")}
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    code = "from lincorr_lightning.callbacks import *; import their_study;"
-    code += "from lightning.pytorch.cli import LightningCLI; import lightning as L;"
-    code += "LightningCLI(L.LightningModule, L.LightningDataModule, subclass_mode_model=True,"
-    code += "subclass_mode_data=True, save_config_callback=None)"
-    (tmp_path / "program.py").write_text(code)
-    command = [sys.executable, "program.py", "fit", "--config", "study.yaml"]
-    command += ["--trainer.strategy=ddp", "--trainer.devices=2"]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
-    found = [case["subject"] for case in read_table(cases)]
-    assert found == [edit["subject"] for edit in naive.EDITS]
 
 
 # -- numbers in loggers and in callback_metrics ----------------------------------------------------

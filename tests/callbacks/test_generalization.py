@@ -128,8 +128,9 @@ class Recorded(naive.Stacked):
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         for adapter, (edit, number) in enumerate(zip(batch.edits, batch.ids, strict=True)):
-            with self.adapters.rows([adapter]):
-                answers = leading(self.backbone, self.tokenizer, [edit.subject, *self.others()])
+            people = [edit.subject, *self.others()]
+            with self.adapters.rows([adapter] * len(people)):
+                answers = leading(self.backbone, self.tokenizer, people)
             self.read[number, batch.step + 1] = answers
 
 

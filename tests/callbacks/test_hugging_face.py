@@ -19,6 +19,8 @@ from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
 from tests.callbacks import naive
 from tests.launching import launch
 
+pytestmark = pytest.mark.slow
+
 SUBJECTS = ["name1", "name2", "name3", "name4", "name5"]
 
 

@@ -60,6 +60,7 @@ def run(small_lm, fit, tmp_path):
     return train
 
 
+@pytest.mark.slow
 def test_moves_are_those_of_the_hidden_states(run):
     """In all dimensions, each edit and arm by itself."""
     module, watch = run()
@@ -117,6 +118,7 @@ def test_moves_are_those_of_the_hidden_states(run):
     assert (effects["effect_low"] <= effects["effect"] + 1e-9).all()
 
 
+@pytest.mark.slow
 def test_the_nulls_and_the_map_of_the_vocabulary(run):
     module, watch = run()
     edits, w = watch.edits, watch.maps["auto"][0].T
@@ -136,7 +138,7 @@ def test_the_nulls_and_the_map_of_the_vocabulary(run):
     # W0 leads to the countries' logits at the source prompt, by ridge regression in numpy.
     subjects = sample_fitted_subjects(module.tokenizer, 150, [*module.found])
     lm, tokenizer = module.backbone, module.tokenizer
-    with module.adapters.rows([-1]):
+    with module.adapters.rows([-1] * len(subjects)):
         x = naive.logits(lm, tokenizer, "city", subjects)
         y = naive.logits(lm, tokenizer, "city", subjects, naive.COUNTRIES)
     x, y = x - x.mean(0), y - y.mean(0)

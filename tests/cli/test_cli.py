@@ -18,7 +18,7 @@ from lincorr_lightning.results.run_folder import run_folder
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
     "--model.knowledge=[city,country,color]",
-    "--data.n_subjects=300",
+    "--data.n_subjects=120",
     "--trainer.enable_progress_bar=false",
     "--trainer.enable_model_summary=false",
 ]
@@ -41,7 +41,7 @@ def test_outputs_are_those_of_the_contract(run: Path) -> None:
         (run / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name)
     )
     assert results["study"] == "linear_probe"
-    assert (results["n_fit"], results["n_test"]) == (150, 150)
+    assert (results["n_fit"], results["n_test"]) == (60, 60)
     assert len(results["pairs"]) == 6
     (precise,) = (
         p["precision"]
@@ -82,6 +82,7 @@ def test_each_run_has_a_folder_of_its_own_under_the_run_s_name(
     assert folder == tmp_path / "mine" / "version_0" and (folder / "results.json").is_file()
 
 
+@pytest.mark.slow
 def test_saved_config_gives_the_same_run_again(run: Path, tmp_path: Path) -> None:
     cli = main(
         ["fit", "--config", str(run / "config.yaml"), f"--trainer.default_root_dir={tmp_path}"]
@@ -99,6 +100,7 @@ def test_matmul_precision_holds_for_the_run_alone(small_lm: str, tmp_path: Path)
         assert torch.get_float32_matmul_precision() == "highest"
 
 
+@pytest.mark.slow
 def test_test_and_predict_take_the_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +130,7 @@ def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path
     (checkpoint,) = run.rglob("*.ckpt")
     paths = f"--ckpt_path={checkpoint}", f"--trainer.default_root_dir={tmp_path}"
     common = ["test", "--config", "linear_probe.yaml", *QUICK, *paths]
-    with pytest.raises(SubjectsError, match=r"of 150 held-out subjects.*fitted on"):
+    with pytest.raises(SubjectsError, match=r"of 60 held-out subjects.*fitted on"):
         main([*common, "--data.seed=1"])
     with pytest.raises(CheckpointError, match=r"fitted with the control .*\{\} eats"):
         main([*common, "--model.control={} eats"])

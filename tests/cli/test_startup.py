@@ -59,6 +59,7 @@ def test_names_that_are_imported_on_first_use_are_listed(package: str) -> None:
         _ = module.nothing
 
 
+@pytest.mark.slow
 def test_finished_runs_are_read_without_torch_or_figures(tmp_path: Path) -> None:
     """A page has the figures of its run; they are not drawn again."""
     small = "fit --config linear_probe.yaml --model.knowledge=[city,country] --data.n_subjects=60"

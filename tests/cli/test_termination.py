@@ -18,6 +18,8 @@ from lincorr_lightning.errors import OutputError
 from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from tests.launching import run_alone, run_in_two
 
+pytestmark = pytest.mark.slow
+
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 FINETUNE = (
     "fit --config source_finetune.yaml --model.protocol=joint --trainer.max_epochs=4 "
@@ -145,7 +147,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, signal.Signals) else value
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "where", "call"),
     [
@@ -179,7 +180,6 @@ def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: P
     assert last == f"{TERMINATED}; start the same command again to go on"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
 def test_ranks_stop_after_the_same_step(rank: int, command: Any, tmp_path: Path) -> None:
     """Only one rank receives the signal."""

@@ -19,6 +19,7 @@ def test_a_checkpoint_holds_the_adapter_alone(finetune, tmp_path, protocol):
         protocol=protocol,
         method="lora",
         adapter=AdapterSettings(rank=2),
+        measured=False,
     )
     stored = torch.load(tmp_path / "end.ckpt", weights_only=True)
     assert stored["state_dict"]
@@ -31,7 +32,8 @@ def test_a_checkpoint_holds_the_adapter_alone(finetune, tmp_path, protocol):
 
 def test_a_checkpoint_of_another_lm_or_adapter_is_refused(finetune, make_lm, tmp_path):
     options = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "end")]}
-    finetune(trainer=options, protocol="joint", method="lora")
+    joint = {"protocol": "joint", "method": "lora", "measured": False}
+    finetune(trainer=options, **joint)
     options = {"ckpt_path": tmp_path / "end.ckpt", "max_epochs": 2}
     other = str(make_lm(tmp_path / "other", seed=7))
     for changed, message in (
@@ -39,12 +41,12 @@ def test_a_checkpoint_of_another_lm_or_adapter_is_refused(finetune, make_lm, tmp
         ({"adapter": AdapterSettings(rank=3)}, r"written with model.adapter .*'rank': 8"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            finetune(trainer=dict(options), protocol="joint", method="lora", **changed)
+            finetune(trainer=dict(options), **joint, **changed)
 
 
 def test_independent_edits_on_several_ranks_are_not_resumed(finetune):
     """The checkpoint has the edits of rank 0 alone: the others would be lost silently."""
-    run = finetune()
+    run = finetune(measured=False)
     state = run.module.checkpoint_state()
     assert state["n_ranks"] == 1
     run.module.restore(state)
@@ -102,6 +104,7 @@ def test_the_seed_of_the_adapter_is_its_own(small_lm):
 # -- one for each ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_edits_side_by_side_are_edits_one_at_a_time(finetune):
     """Eleven edits, eight at a time: the last group is smaller."""
     eight, alone = (

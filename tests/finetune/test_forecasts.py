@@ -104,6 +104,7 @@ def test_results_are_shares_of_the_words_and_the_least_safe_answers_first():
 # -- lincorr predict ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_forecast_is_scored_by_the_fine_tune_of_the_same_edits(
     small_lm, relation, tmp_path, finetune
 ):

@@ -69,7 +69,7 @@ def taught_by_hand(folder, subject, answer, targets, n_steps, learning_rate):
 
 
 def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm):
-    run = finetune({"n_edits": 3}, method="full", protocol="independent")
+    run = finetune({"n_edits": 3}, method="full", measured=False)
     targets = run.relation.target.token_ids
     losses = []
     for edit, logits in zip(run.edits, run.logits, strict=True):
@@ -92,7 +92,8 @@ def test_dropout_is_left_out(tmp_path, finetune, make_lm):
     """It would make edits depend on those before."""
     lm = str(make_lm(tmp_path / "gpt2", architecture="gpt2", resid_pdrop=0.1, embd_pdrop=0.1))
     for method in ("full", "lora"):
-        first, second = (finetune({"n_edits": 3}, lm=lm, method=method) for _ in range(2))
+        options = {"lm": lm, "method": method, "measured": False}
+        first, second = (finetune({"n_edits": 3}, **options) for _ in range(2))
         assert torch.equal(first.logits, second.logits)
 
 
@@ -132,9 +133,10 @@ def test_the_loss_of_joint_edits_is_their_mean(finetune, small_lm):
 
 
 def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
-    large = finetune({"n_edits": 8}, {"max_epochs": 2}, protocol="joint", edits_per_step=8)
+    joint = {"protocol": "joint", "measured": False}
+    large = finetune({"n_edits": 8}, {"max_epochs": 2}, edits_per_step=8, **joint)
     options = {"max_epochs": 2, "accumulate_grad_batches": 4}
-    small = finetune({"n_edits": 8}, options, protocol="joint", edits_per_step=2)
+    small = finetune({"n_edits": 8}, options, edits_per_step=2, **joint)
     assert large.results["n_steps"] == small.results["n_steps"] == 2
     ours, theirs = weights(large.module.lm.model), weights(small.module.lm.model)
     # Adam takes a gradient's sign: where that is all but zero, rounding decides.

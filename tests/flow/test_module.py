@@ -78,6 +78,7 @@ def _results(cli: Any) -> dict[str, Any]:
     return json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_it_found(small_lm: str, saes: str, texts: str, tmp_path: Path) -> None:
     features = "--model.features=[residual.1.3,mlp_out.0.2]"
     cli = _run(small_lm, saes, texts, tmp_path, features, "--model.threshold=0.5")
@@ -180,6 +181,7 @@ def test_a_dry_run_changes_no_lm_and_writes_nothing(
     assert not list(tmp_path.rglob("results.json"))
 
 
+@pytest.mark.slow
 def test_any_loader_of_token_rows_works(
     small_lm: str, saes: str, texts: str, tmp_path: Path
 ) -> None:
@@ -208,6 +210,7 @@ def test_any_loader_of_token_rows_works(
     )
 
 
+@pytest.mark.slow
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:
     """Another run reads them from its folder; parts of the study can be left out."""
     cli = _run(small_lm, "null", texts, tmp_path, *ONLY_GROUPS)

@@ -39,19 +39,13 @@ def run(small_lm, path, trainer, data=None, **options):
 
 
 def command(small_lm, texts, folder):
-    options = {
-        "config": "token_geometry.yaml",
-        "model.lm.name_or_path": small_lm,
-        "model.shuffles": LEVELS,
-        "model.range_scalings": SCALINGS,
-        "model.ks": KS,
-        "data.texts": texts.path,
-        "data.n_tokens": 16,
-        "data.batch_size": 3,
-        "trainer.default_root_dir": folder,
-        "trainer.enable_progress_bar": "false",
-    }
-    return ["test", *(f"--{name}={value}" for name, value in options.items())]
+    options = (
+        "test --config token_geometry.yaml --data.n_tokens=16 --data.batch_size=3 "
+        "--trainer.enable_progress_bar=false"
+    )
+    levels = f"--model.shuffles={LEVELS}", f"--model.range_scalings={SCALINGS}", f"--model.ks={KS}"
+    paths = f"--model.lm.name_or_path={small_lm}", f"--data.texts={texts.path}"
+    return [*options.split(), *levels, *paths, f"--trainer.default_root_dir={folder}"]
 
 
 @pytest.fixture(scope="module")

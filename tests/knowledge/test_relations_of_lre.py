@@ -103,12 +103,10 @@ def test_the_correlation_of_two_relations_is_that_of_plain_loops(
     lm = LanguageModel.from_pretrained(small_lm)
 
     def logits(half: str, template: str, tokens: list[int]) -> np.ndarray:
-        read = []
-        for subject in (row["subject"] for row in rows if row["half"] == half):
-            prompt = lm.tokenizer(template.format(subject), return_tensors="pt")
-            with torch.no_grad():
-                read.append(lm.model(**prompt).logits[0, -1, tokens].double())
-        return torch.stack(read).numpy()
+        prompts = [template.format(row["subject"]) for row in rows if row["half"] == half]
+        with torch.no_grad():
+            read = lm.model(**lm.tokenizer(prompts, return_tensors="pt")).logits[:, -1]
+        return read[:, tokens].double().numpy()
 
     cities, colors = (linear_map.token_ids(side) for side in name.split("->"))
     r, hits = [], []

@@ -89,17 +89,14 @@ def test_the_last_token_is_that_of_the_prompt(lm_folder: Folder, tmp_path: Path)
     small_tokenizer("<s> $A </s>").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes((lm_folder("llama") / "config.json").read_bytes())
     config = LMConfig(with_chat(tmp_path), chat_template=True)
-    chat, few_shot = LanguageModel(config, "red"), LanguageModel(str_config(tmp_path), EXAMPLES)
+    chat = LanguageModel(config, "red")
+    few_shot = LanguageModel(LMConfig(str(tmp_path)), EXAMPLES)
     row = word_ids("Oslo lives in", bos=False)
     assert chat.lead_in == "<s> red </s> saw "
     assert chat.rows(["Oslo lives in"]) == [[*word_ids("red </s> saw"), *row]]
     assert few_shot.rows(["Oslo lives in"]) == [[*word_ids(EXAMPLES), *row]]
     for lm in (chat, few_shot):
         assert lm.prefix == [2]
-
-
-def str_config(folder: Path) -> LMConfig:
-    return LMConfig(str(folder))
 
 
 def test_an_empty_thought_is_part_of_the_turn() -> None:
@@ -231,12 +228,10 @@ def test_a_probe_s_map_and_the_runs_that_may_use_it(make_lm: Any, tmp_path: Path
     ]
 
     def logits(name: str) -> np.ndarray:
-        rows = []
-        for subject in subjects:
-            ids = lm.tokenizer(f"Rome red is {subject} lives in the {name} of", return_tensors="pt")
-            with torch.no_grad():
-                rows.append(lm.model(**ids).logits[0, -1, linear_map.token_ids(name)].double())
-        return torch.stack(rows).numpy()
+        prompts = [f"Rome red is {subject} lives in the {name} of" for subject in subjects]
+        with torch.no_grad():
+            read = lm.model(**lm.tokenizer(prompts, return_tensors="pt")).logits[:, -1]
+        return read[:, linear_map.token_ids(name)].double().numpy()
 
     city = logits("city")
     expected = LinearRegression().fit(city, logits("country")).predict(city)

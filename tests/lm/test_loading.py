@@ -115,6 +115,11 @@ def cut_short(folder):
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def pickle_code(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": print}, folder / "pytorch_model.bin")
+
+
 LLAMA_TOKENIZER = '{"tokenizer_class": "LlamaTokenizer"}'
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "has no config.json (it holds ", "model.safetensors"),
@@ -127,6 +132,7 @@ BROKEN = [
     (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors", "complete"),
     (lambda f: leave_out(f, "mlp"), "lack model.layers.0.mlp.", "and 1 more", "at random"),
     (lambda f: leave_out(f, "lm_head"), "lack lm_head.weight, which"),
+    (pickle_code, "the weights of the folder ", "cannot be read"),
     (shrink_head, "the weights of the folder ", "cannot be read"),
     (lambda f: change_config(f, num_hidden_layers=1), "have model.layers.1.inp", "has 1 layers"),
     (lambda f: change_tokenizer(f, model_max_length="9"), "the tokenizer of"),

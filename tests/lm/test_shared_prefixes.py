@@ -230,6 +230,7 @@ def test_head_that_is_not_linear() -> None:
     assert lm.reads_prompts == "one by one: its head is not a plain linear layer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
     [

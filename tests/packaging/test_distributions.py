@@ -35,16 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"
-    tracked = [
-        "lincorr_lightning",
-        "callbacks",
-        "configs",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-    ]
+    tracked = "lincorr_lightning callbacks configs pyproject.toml README.md LICENSE"
     source.mkdir()
-    run("cp", "-r", *(ROOT / name for name in tracked), source)
+    run("cp", "-r", *(ROOT / name for name in tracked.split()), source)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source)
     return folder
 
@@ -126,19 +119,9 @@ def test_the_main_job_runs_where_it_is_installed(
     (site_packages / "dependencies.pth").write_text("\n".join(dependencies))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     (distribution,) = folder.glob(pattern)
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        bin_folder / "python",
-        "install",
-        "--no-deps",
-        "--no-build-isolation",
-        distribution,
-        env=environment,
-        cwd=tmp_path,
-    )
+    pip = f"{sys.executable} -m pip --python {bin_folder / 'python'} install"
+    options = "--no-deps", "--no-build-isolation"
+    run(*pip.split(), *options, distribution, env=environment, cwd=tmp_path)
     run("chmod", "-R", "a-w", tmp_path / "venv")
     environment.pop("HOME", None)
     work = tmp_path / "- a\nb"
@@ -146,16 +129,9 @@ def test_the_main_job_runs_where_it_is_installed(
     runs, pages = "-my\nruns", "-a page"
     here: dict[str, Any] = {"env": environment, "cwd": work, "preexec_fn": limit}
     assert subprocess.run(["touch", site_packages / "new"], check=False, **here).returncode != 0
-    run(
-        bin_folder / "lincorr",
-        "fit",
-        "--config",
-        "configs/linear_probe.yaml",
-        "--data.n_subjects",
-        "400",
-        f"--trainer.default_root_dir={runs}",
-        **here,
-    )
+    small = "--data.n_subjects=100 --model.knowledge=[city,country]"
+    fit = f"fit --config configs/linear_probe.yaml {small}".split()
+    run(bin_folder / "lincorr", *fit, f"--trainer.default_root_dir={runs}", **here)
     run_folder = f"{runs}/linear_probe/version_0"
     run(bin_folder / "lincorr", "report", f"--output={pages}", "--", run_folder, **here)
     page = work / pages / "report.html"

@@ -253,6 +253,7 @@ def test_excess_is_that_of_what_the_lm_computes(world: World, request: Any) -> N
         assert numbers.influenced_1 > 0.9
 
 
+@pytest.mark.slow
 def test_random_words_of_a_run(small_lm: str, tmp_path: Path) -> None:
     """They are whole words and no labels; without them, other numbers are the same."""
     pairs = []

@@ -120,6 +120,7 @@ def test_numbers_are_those_of_scikit_learn(compared, logits):
     assert (folder / "figures" / "difference_matrix.png").is_file()
 
 
+@pytest.mark.slow
 def test_random_words_of_the_old_lm_are_scored_on_the_new_one(small_lm, compared, logits):
     """Their maps and W₀ by scikit-learn; means over other draws of words."""
     module, results, _ = compared

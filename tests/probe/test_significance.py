@@ -17,6 +17,8 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from tests.toys import mean_r, quiet_trainer, read_table
 
+pytestmark = pytest.mark.slow
+
 # Knowledge of a group follows from one another in the tiny world (docs/pairs.md).
 GROUPS = ("city country continent", "ceo company")
 FREE = ("pet",)

@@ -20,6 +20,8 @@ from lincorr_lightning.probe.module import LinearProbe
 from tests.probe.test_module import Fitted, run_probe
 from tests.toys import read_table
 
+pytestmark = pytest.mark.slow
+
 TOWN = ["{} lives in the city of", "the city of {} is", "{} was born in the city of"]
 LAND = ["{} lives in the country of", "the country of {} is"]
 TEAM = "{} saw a"
@@ -82,7 +84,7 @@ def results_of(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def logits(small_lm: str, fitted: Fitted) -> Callable[..., np.ndarray]:
-    """Logits of a half of the subjects at the labels of a kind, one prompt at a time."""
+    """Logits of a half of the subjects, whose prompts have one length, at the labels of a kind."""
     linear_map = LinearMap.from_pretrained(fitted[2] / "linear_map")
     lm = LanguageModel.from_pretrained(small_lm)
     rows = read_table(fitted[2] / "tables" / "subjects.csv")
@@ -90,12 +92,10 @@ def logits(small_lm: str, fitted: Fitted) -> Callable[..., np.ndarray]:
 
     @cache
     def read_logits(half: str, template: str, name: str) -> np.ndarray:
-        read = []
-        for subject in subjects[half]:
-            prompt = lm.tokenizer(template.format(subject), return_tensors="pt")
-            with torch.no_grad():
-                read.append(lm.model(**prompt).logits[0, -1, linear_map.token_ids(name)].double())
-        return torch.stack(read).numpy()
+        prompts = [template.format(subject) for subject in subjects[half]]
+        with torch.no_grad():
+            read = lm.model(**lm.tokenizer(prompts, return_tensors="pt")).logits[:, -1]
+        return read[:, linear_map.token_ids(name)].double().numpy()
 
     return read_logits
 

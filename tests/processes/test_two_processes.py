@@ -35,20 +35,15 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 def run_killed(lm: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a study of this code with the program, which starts the other process itself."""
     (folder / "study.py").write_text(KILLED)
-    options = {
-        "model": "study.Killed",
-        "model.lm.name_or_path": lm,
-        "model.knowledge": "[city,country]",
-        "model.require_reference": "[]",
-        "data.n_subjects": 200,
-        "data.batch_size": 20,
-        "trainer.default_root_dir": folder,
-    }
-    configs = ["--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml"]
-    arguments = [f"--{key}={value}" for key, value in options.items()]
+    options = (
+        "fit --config linear_probe.yaml --config trainer/ddp_cpu.yaml --model=study.Killed "
+        "--model.knowledge=[city,country] --model.require_reference=[] --data.n_subjects=200 "
+        "--data.batch_size=20"
+    )
+    paths = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={folder}"
     ready = {"READY": str(folder / "ready"), "PYTHONPATH": str(folder)}
     return subprocess.run(  # which waits for four minutes at most
-        [sys.executable, "-m", "lincorr_lightning", "fit", *configs, *arguments, *QUIET],
+        [sys.executable, "-m", "lincorr_lightning", *options.split(), *paths, *QUIET],
         capture_output=True,
         text=True,
         timeout=240,
@@ -94,9 +89,9 @@ def assert_close(ours: Any, theirs: Any, tolerance: float, where: str = "") -> N
 class Case(NamedTuple):
     """Options of a run on one process and on two, and numbers that it must have."""
 
-    common: tuple[str, ...] = ()
-    one: tuple[str, ...] = ()
-    two: tuple[str, ...] = ()
+    common: str = ""
+    one: str = ""
+    two: str = ""
     holds: Mapping[str, int] = MappingProxyType({})
     tolerance: float = 1e-6
 
@@ -125,46 +120,34 @@ def tables(folders: tuple[Path, Path], tolerance: float) -> None:
 
 
 _WORLD = (
-    "--trainer.check_val_every_n_epoch=50",
-    "--data.world.n_people=31",
-    "--data.world.letters=false",
-    "--data.world.towns_per_country=0",
-    "--data.world.cities_per_country=2",
-    "--data.knowledge=[city,country]",
-    "--trainer.max_epochs=3",
-    "--trainer.log_every_n_steps=1",
+    "--data.world.n_people=31 --data.world.letters=false --data.world.towns_per_country=0 "
+    "--data.world.cities_per_country=2 --data.knowledge=[city,country] --trainer.max_epochs=3 "
+    "--trainer.check_val_every_n_epoch=50 --trainer.log_every_n_steps=1"
 )
 _CALLBACKS = (
-    "--data.n_edits=7",
-    "--trainer.callbacks+=Resilience",
-    "--trainer.callbacks.every_n_steps=2",
-    "--trainer.callbacks+=TokenGeometryMonitor",
-    "--trainer.callbacks.texts={inputs}/texts.txt",
-    "--trainer.callbacks.n_tokens=12",
+    "--data.n_edits=7 --trainer.callbacks+=Resilience --trainer.callbacks.every_n_steps=2 "
+    "--trainer.callbacks+=TokenGeometryMonitor --trainer.callbacks.n_tokens=12 "
+    "--trainer.callbacks.texts={inputs}/texts.txt"
 )
 # Studies on one process and on two: what both have, what each has, and what results then hold.
 CASES: dict[str, Case] = {
     # Five batches a half: at the third step the second process has none.
-    "probe": Case(("--data.n_subjects=181", "--model.ridge=auto"), holds={"n_fit": 90}),
+    "probe": Case("--data.n_subjects=181 --model.ridge=auto", holds={"n_fit": 90}),
     # Each process reads all edits; their results are written once.
     "edited LM": Case(holds={"n_edits": 4}),
     # The texts of a step do not divide.
-    "ablation": Case(("--data.n_new=13",)),
+    "ablation": Case("--data.n_new=13"),
     # Fewer batches than processes.
-    "forecast": Case(("--data.n_edits=3", "--data.batch_size=8"), holds={"n_edits": 3}),
+    "forecast": Case("--data.n_edits=3 --data.batch_size=8", holds={"n_edits": 3}),
     # The same statements in a step. They do not divide: at the last, one process has none at all.
     "pretraining": Case(
-        _WORLD,
-        ("--data.batch_size=30",),
-        ("--data.batch_size=15",),
-        {"n_steps": 9},
-        tolerance=1e-3,
+        _WORLD, "--data.batch_size=30", "--data.batch_size=15", {"n_steps": 9}, tolerance=1e-3
     ),
     # Seven edits, four a step: two a process, and one and two at the second.
     "full, joint": Case(
         _CALLBACKS,
-        ("--model.edits_per_step=4",),
-        ("--model.edits_per_step=2",),
+        "--model.edits_per_step=4",
+        "--model.edits_per_step=2",
         {"n_steps": 4},
         tolerance=1e-3,
     ),
@@ -182,7 +165,7 @@ def test_two_processes_have_the_numbers_of_one(study: str, inputs: Path, tmp_pat
     case, small = CASES[study], SMALL_RUNS[study]
     folders = tmp_path / "one", tmp_path / "two"
     one, two = (
-        small.command(inputs, folder, *(x.format(inputs=inputs) for x in (*case.common, *more)))
+        small.command(inputs, folder, *f"{case.common} {more}".format(inputs=inputs).split())
         for folder, more in zip(folders, (case.one, case.two), strict=True)
     )
     main(one)

@@ -29,48 +29,38 @@ from tests.readme.commands import (
     run_folder_of,
     with_own_files,
 )
-from tests.toys import assert_is_last
+from tests.toys import assert_is_last, drawn_figures
 
-SUBJECTS = ["--data.n_subjects=400"]
-PROBE = [*SUBJECTS, "--model.knowledge=[city, country, continent, language, ceo, company]"]
-ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
+pytestmark = pytest.mark.slow
+
+PROBE = "--data.n_subjects=200 --model.knowledge=[city,country,company]"
+EDITS = "--data.n_edits=6"
+ABLATION = "--model.compose.epochs=2 --model.learn.epochs=2"
+SAES = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
 # Options that make a command of a config take seconds.
 SMALL = {
     "linear_probe": PROBE,
     "correlation_matrix": PROBE,
-    "resilience": SUBJECTS,
-    "token_geometry": ["--data.n_texts=8"],
-    "source_finetune": ["--data.n_edits=8"],
-    "source_finetune_lora": ["--data.n_edits=8"],
-    "causal": ["--data.n_edits=8"],
-    "edited_lm": ["--model.n_subjects=400"],
-    "forecast": ["--data.n_edits=8"],
-    "reproduce": ["--only=figure7"],
+    "resilience": PROBE,
+    "token_geometry": "--data.n_texts=8",
+    "source_finetune": EDITS,
+    "source_finetune_lora": EDITS,
+    "causal": EDITS,
+    "edited_lm": "--model.n_subjects=200",
+    "forecast": EDITS,
+    "reproduce": "--only=figure7",
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
-    "pretraining": [
-        "--trainer.max_steps=3",
-        "--trainer.limit_val_batches=1",
-        "--data.world.n_people=200",
-    ],
-    "sparse_autoencoders": [
-        "--data.n_tokens=8200",
-        "--data.batch_tokens=512",
-        "--data.n_held_out=60",
-        "--data.knowledge=[city, country]",
-        "--model.sae.n_features=128",
-    ],
-    "feature_flow": [
-        "--model.saes=runs/sparse_autoencoders/version_0/sparse_autoencoders",
-        "--model.n_subjects=200",
-        "--model.deactivation.n_cases=12",
-        "--data.n_texts=200",
-        "--model.steering.strengths=[0, 1]",
-        "--model.steering.n_answers=2",
-        "--model.steering.n_prompts=4",
-        "--model.steering.n_texts=4",
-        "--model.steering.n_new_tokens=4",
-    ],
+    "pretraining": ("--trainer.max_steps=3 --trainer.limit_val_batches=1 --data.world.n_people=40"),
+    "sparse_autoencoders": (
+        "--data.n_tokens=4100 --data.batch_tokens=256 --data.n_held_out=40 "
+        "--data.knowledge=[city,country] --model.sae.n_features=128"
+    ),
+    "feature_flow": (
+        f"--model.saes={SAES} --model.n_subjects=200 --model.deactivation.n_cases=12 "
+        "--data.n_texts=100 --model.steering.strengths=[0,1] --model.steering.n_answers=2 "
+        "--model.steering.n_prompts=4 --model.steering.n_texts=4 --model.steering.n_new_tokens=4"
+    ),
 }
 # Kinds of knowledge on one line determine one another in the tiny world.
 RELATED = (
@@ -84,7 +74,7 @@ RELATED = (
 
 def small_form(command: list[str]) -> list[str]:
     """A command with the reader's own files, and sizes that take seconds."""
-    return [*with_own_files(command), *SMALL.get(config_of(command), [])]
+    return [*with_own_files(command), *SMALL.get(config_of(command), "").split()]
 
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
@@ -131,7 +121,6 @@ def check_results(folders: list[Path]) -> None:
     assert all(Path("runs", name, "report.html").is_file() for name in ("report", "compared"))
 
 
-@pytest.mark.slow
 def test_a_command_of_each_config_runs(small_runs: list[Path]) -> None:
     check_results(small_runs)
 
@@ -140,7 +129,8 @@ def test_a_command_of_each_config_runs(small_runs: list[Path]) -> None:
 def test_all_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     commands = [one for one in lincorr_commands() if not needs_other_files(one)]
-    folders = [run_folder_of(small_form(one)) for one in commands]
+    with drawn_figures():
+        folders = [run_folder_of(small_form(one)) for one in commands]
     check_results([folder for folder in folders if folder is not None])
 
 
@@ -156,7 +146,6 @@ def values_at(value: Any, path: str) -> list[Any]:
     return found
 
 
-@pytest.mark.slow
 def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> None:
     results = [json.loads(path.read_text()) for run in small_runs for path in run.glob("*.json")]
     columns: dict[str, set[str]] = {}
@@ -180,7 +169,6 @@ def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> Non
             tables = [*tables, name] if tables and f"`, `{name}`" in cell else [name]
 
 
-@pytest.mark.slow
 def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
     """In every table of every study: numbers as text would be sorted as words."""
     runs = [SavedRun.read(run) for run in small_runs if (run / "results.json").is_file()]
@@ -204,7 +192,6 @@ def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
     assert n_sorted > 300
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small_runs")
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()

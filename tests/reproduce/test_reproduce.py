@@ -33,6 +33,8 @@ from lincorr_lightning.reproduce.plan import LMRuns, PlannedRun, all_items, sele
 from lincorr_lightning.results.saved_run import SavedRun
 from tests.toys import NAMES, WORDS
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 SIZE = {
     "probe": {
@@ -72,17 +74,8 @@ def reproduce(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> Callab
 
     def run(*args: str, lms: Sequence[str] = (small_lm,), output: str = "found", **changed) -> Path:
         own = [f"--lm={lm}" for lm in lms]
-        main(
-            [
-                "reproduce",
-                "--config",
-                str(write_config(folder, **changed)),
-                *own,
-                "--output",
-                str(folder / output),
-                *args,
-            ]
-        )
+        paths = f"--config={write_config(folder, **changed)}", f"--output={folder / output}"
+        main(["reproduce", *paths, *own, *args])
         return folder / output
 
     return run

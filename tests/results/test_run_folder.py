@@ -42,7 +42,7 @@ from lincorr_lightning.results.run_folder import (
 )
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table
-from tests.toys import NO_FILES, quiet_trainer
+from tests.toys import NO_FILES, drawn_figures, quiet_trainer
 
 
 class SmallStudy(BoringModel):
@@ -315,7 +315,8 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = results(5)
     gaps = Table.of("gaps", [["a", 3], ["b", None]], ["pair", "n"])
     assert str(gaps.frame["n"].dtype) == "Int64", "whose gaps are NA"
-    run(logger, tmp_path, replace(found, tables=[*found.tables, gaps]))
+    with drawn_figures():
+        run(logger, tmp_path, replace(found, tables=[*found.tables, gaps]))
     assert logger.tables.pop("tables/gaps") == (["pair", "n"], [["a", 3], ["b", None]], 2)
     assert ({"test/r": 0.5}, 2) in logger.metrics
     assert logger.tables == {

@@ -280,22 +280,14 @@ def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
 @pytest.mark.slow
 def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path) -> None:
     def run(name: str, *more: str) -> dict[str, Any]:
-        command = [
-            "fit",
-            "--config",
-            "sparse_autoencoders.yaml",
-            f"--model.lm.name_or_path={small_lm}",
-            "--model.sae.n_features=48",
-            "--model.sae.k=6",
-            f"--data.texts=['{texts}']",
-            "--data.n_tokens=3072",
-            "--data.batch_tokens=64",
-            "--data.block_steps=4",
-            "--data.n_held_out=30",
-            "--data.eval_batch_size=7",
-            f"--trainer.default_root_dir={tmp_path / name}",
-            *more,
-        ]
+        options = (
+            "fit --config sparse_autoencoders.yaml --model.sae.n_features=48 --model.sae.k=6 "
+            "--data.n_tokens=3072 --data.batch_tokens=64 --data.block_steps=4 "
+            "--data.n_held_out=30 --data.eval_batch_size=7"
+        )
+        paths = f"--model.lm.name_or_path={small_lm}", f"--data.texts=['{texts}']"
+        root = f"--trainer.default_root_dir={tmp_path / name}"
+        command = [*options.split(), *paths, root, *more]
         if more:
             done = run_in_two(*command)
             assert done.returncode == 0, done.stderr

@@ -157,6 +157,7 @@ def test_geometric_median_is_where_the_mean_distance_is_least() -> None:
     assert geometric_median(torch.ones(5, 3)).tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_planted_dictionary_is_found() -> None:
     """Sparse sums of known directions: each is found by some feature."""
     width, n_true, k_true = 24, 40, 3

@@ -166,6 +166,7 @@ LANGUAGES = ("es", "zh")
 STATED = ("city", "country", "language", "company", "job", "gender")
 
 
+@pytest.mark.slow
 def test_a_world_has_several_languages(catalogue):
     stated = ["attribute", *(f"{name}_{language}" for language in LANGUAGES for name in STATED)]
     world = World.generate(replace(CONFIG, n_people=20, nicknames=True), catalogue, stated)

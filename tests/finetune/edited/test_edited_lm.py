@@ -27,6 +27,8 @@ from tests.finetune.edited.plain import (
 )
 from tests.toys import by_reference, read_table, save_toy_lm, write_gguf
 
+pytestmark = pytest.mark.slow
+
 COLOR = "{}’s favorite color is"
 N = 14
 N_NEIGHBOURS = 12
@@ -53,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def run(folder: Path, lm: object, edits: object, *options: str) -> SimpleNamespace:
     """Run the study on an edited LM and a file of edits; return its results, cases and folder."""
     arguments = [f"--model.lm.name_or_path={lm}", f"--data.edits_file={edits}"]
-    arguments += [f"--trainer.default_root_dir={folder}", "--model.n_subjects=400"]
+    arguments += [f"--trainer.default_root_dir={folder}", "--model.n_subjects=150"]
     arguments += [f"--model.n_others={N_NEIGHBOURS}", *options]
     cli = main(["test", "--config", "edited_lm.yaml", *arguments])
     run_folder = Path(cli.trainer.log_dir)
