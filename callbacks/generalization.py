@@ -19,7 +19,7 @@ from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.by_step import StepValues, best_steps, row_at_learned, step_rows
-from lincorr_lightning.finetune.cases import EditAnswers, Logits, concatenate, rows_of
+from lincorr_lightning.finetune.cases import EditAnswers, EditCase, Logits, concatenate, rows_of
 from lincorr_lightning.finetune.edits import nearness, skip_counts
 from lincorr_lightning.finetune.results import by_step_results, case_results, skipped_tables
 from lincorr_lightning.linear_map.fitting import Ridge
@@ -322,17 +322,22 @@ class Generalization(PeriodicCallback):
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)
         suffix = self.name.removeprefix(self.study)
-        by_step_tables, figure = by_step_results(steps, self._at.tag, _nulls(values), suffix)
+        by_step_tables, figure = by_step_results(
+            steps, self._at.tag, _nulls(values, self.cases), suffix
+        )
         table, figures = case_results(self.cases, self._at.tag, values["random"], suffix)
         tables = [*by_step_tables, table, *skipped_tables(skipped, suffix)]
         return Results(self.name, values, scalars, tables=tables, figures=[figure, *figures])
 
 
-def _nulls(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the shares of edits that need no training, for the figure."""
-    nearest = values["nearest"] or {}
-    shares = {"nearest word": nearest.get("right"), "best constant answer": values["constant"]}
-    return {name: share for name, share in shares.items() if share is not None}
+def _nulls(values: Mapping[str, Any], cases: Sequence[EditCase]) -> dict[str, float]:
+    """Return means by answer that need no training, for the figure."""
+    nearest = values["nearest"]
+    n_answers = len({case.reference for case in cases})
+    return {
+        **({} if nearest is None else {"nearest word": nearest["macro"]}),
+        **({"a constant answer": 1 / n_answers} if n_answers else {}),
+    }
 
 
 def _row_at(reading: tuple[list[int], list[Logits]], edit: int) -> Logits:

@@ -85,6 +85,7 @@ def _row(step: float, numbers: StepValues, references: Sequence[Hashable]) -> di
         "n_edits": len(ids),
         "source_learned": shares[_LEARNED],
         "generalized": shares[_GENERALIZED],
+        "macro_generalized": number(macro_mean(values[_GENERALIZED].tolist(), groups)),
         "leak": leak,
         "specific": specific["mean"],
         "specific_low": specific["low"],
@@ -129,9 +130,9 @@ def peak_sentence(rows: Sequence[Mapping[str, Any]], relation: str) -> str:
         return ""
     peak = max(known, key=lambda row: row["specific"])
     last = known[-1]
-    after = "step" if peak["step"] == 1 else "steps"
-    sentence = f"Specific to their subject: {peak['specific']:.0%} of the edits of {relation} after"
-    sentence += f" {peak['step']:g} {after}"
+    steps = "step" if peak["step"] == 1 else "steps"
+    sentence = f"Edits of {relation}: {peak['specific']:.0%} specific to their subject after "
+    sentence += f"{peak['step']:g} {steps}"
     if peak is not last:
-        sentence += f", {last['specific']:.0%} after {last['step']:g}"
+        sentence += f", {last['specific']:.0%} after {last['step']:g}: stop at {peak['step']:g}"
     return f"{sentence}."

@@ -347,7 +347,8 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
             for reference in dict.fromkeys(references)
         ]
         low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
-        ends = {f"{name}_low": low, f"{name}_high": high}
+        # min and max keep their first argument where it is NaN.
+        ends = {f"{name}_low": max(low, 0.0), f"{name}_high": min(high, 1.0)}
         return {key: number(x) for key, x in {name: value, **ends}.items()}
 
     return {

@@ -107,7 +107,7 @@ def by_step_figure(
     """Draw what edits did after each step; `nulls` are shares that need no training."""
     lines = {
         "learned": "source_learned",
-        "generalized": "generalized",
+        "generalized": "macro_generalized",
         "leak: other people": "leak",
         "specific: generalized − leak": "specific",
     }
@@ -138,7 +138,7 @@ def by_step_figure(
         "share",
         "what",
         title=f"Edits of {relation} by optimizer step",
-        subtitle="leak and specific are means by answer; band: 95 % interval of specific",
+        subtitle="generalized, leak and specific are means by answer; band: 95 % interval",
         band=("low", "high"),
         colours={
             "learned": GREY,

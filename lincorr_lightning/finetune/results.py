@@ -77,7 +77,7 @@ class StepRow:
     references; they are None without other subjects. Unchanged controls stand in further columns.
     """
 
-    step: float = column("", "g")
+    step: int = column("", "d")
     n_edits: int = column("edits", "d")
     source_learned: float | None = column("learned", ".0%")
     generalized: float | None = column("", ".0%")
@@ -220,7 +220,10 @@ def finetune_results(
     }
     if others:
         values["generalizations"] = _by_relation(others)
-    tables = []
+    # What edits did step by step comes first, in tables and figures.
+    is_first = "by_step", "peak"
+    tables = [each for each in main.tables if each.name in is_first] if main else []
+    figures = [each for each in main.figures if each.name in is_first] if main else []
     if outcomes:
         tables.append(outcomes_table([each for each in (main, *others) if each is not None]))
     if gradients:
@@ -236,9 +239,20 @@ def finetune_results(
         )
     if edits is not None:
         tables += _edits_tables(edits)
-    figures = [_training_figure(history, relation or "the source", subtitle)] if history else []
+    if history:
+        figures.append(_training_figure(history, relation or "the source", subtitle))
     merged = {each.study for each in (*outcomes, *gradients)}  # their values are among those above
-    included = [replace(each, values={}) if each.study in merged else each for each in measured]
+    included = [
+        replace(
+            each,
+            values={},
+            tables=[table for table in each.tables if table.name not in is_first],
+            figures=[figure for figure in each.figures if figure.name not in is_first],
+        )
+        if each.study in merged
+        else each
+        for each in measured
+    ]
     return Results("source_finetune", values, tables=tables, figures=figures, included=included)
 
 
