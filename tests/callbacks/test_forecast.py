@@ -3,11 +3,11 @@
 import csv
 
 import lightning as L
-import numpy as np
 import pytest
 
 from lincorr_lightning.callbacks import Forecast
 from tests.callbacks import naive
+from tests.nearness import causal_nearness
 
 
 def test_a_forecast_is_there_before_training(small_lm, fit, tmp_path):
@@ -25,17 +25,12 @@ def test_a_forecast_is_there_before_training(small_lm, fit, tmp_path):
     assert [row["subject"] for row in rows] == [edit["subject"] for edit in naive.EDITS]
     # The nearest word is that of the LM before training.
     base = naive.Module(small_lm)
-    head = base.backbone.get_output_embeddings().weight.detach().double().numpy()
-    cities, countries = (
-        head[base.tokenizer.convert_tokens_to_ids(labels)]
-        for labels in (naive.CITIES, naive.COUNTRIES)
-    )
-    cities = cities - cities.mean(0)
-    countries = countries - countries.mean(0)
-    countries /= np.linalg.norm(countries, axis=1, keepdims=True)
+    head = base.backbone.get_output_embeddings().weight.detach().numpy()
+    ids = (base.tokenizer.convert_tokens_to_ids(x) for x in (naive.CITIES, naive.COUNTRIES))
+    near = causal_nearness(head, *ids)
     right = 0
     for row, edit in zip(rows, naive.EDITS, strict=True):
-        nearest = countries @ cities[naive.CITIES.index(edit["answer"])]
+        nearest = near[:, naive.CITIES.index(edit["answer"])]
         assert row["nearest"] == naive.COUNTRIES[nearest.argmax()]
         assert row["reference"] == naive.PLACES[edit["answer"]]
         right += row["nearest"] == row["reference"]
