@@ -256,7 +256,7 @@ class VocabularyAblation(studies.Study):
             scores={"learn": networks.score(texts, self.networks)} | self.scores,
             baselines=networks.baselines(texts, self.embedding),
             history=self.history,
-            cases=networks.cases(texts, self.networks, self.embedding.tokenizer),
+            cases=networks.cases(texts, self.networks, self.embedding.stored.tokenizer),
             seconds=self.seconds,
         )
 
@@ -264,7 +264,7 @@ class VocabularyAblation(studies.Study):
         """Return the fingerprint of the embedding, and the scores so far."""
         embeddings = self.networks.embeddings
         return {
-            "embedding": self.embedding.fingerprint,
+            "embedding": self.embedding.stored.fingerprint,
             "n_tokens": 0 if embeddings is None else embeddings.shape[1],
             "scores": self.scores,
             "history": self.history,
@@ -274,7 +274,7 @@ class VocabularyAblation(studies.Study):
         """Restore the scores; refuse another embedding."""
         if not hasattr(self, "networks"):
             self._make_networks(state["n_tokens"])
-        now = {"lm": self.embedding.fingerprint}
+        now = {"lm": self.embedding.stored.fingerprint}
         studies.require_same({"lm": state["embedding"]}, now, "model.")
         self.scores = state["scores"]
         self.history = state["history"]

@@ -68,7 +68,7 @@ def ablation_results(
         for s, seed in enumerate(plan.seeds)
         for m, mapping in enumerate(plan.mappings)
     )
-    relation, lm = corpus.labels.relation.name, short_name(embedding.info["name_or_path"])
+    relation, lm = corpus.labels.relation.name, short_name(embedding.stored.info["name_or_path"])
     summary = [
         _summarize(relation, mapping, runs, {name: shares[m] for name, shares in baselines.items()})
         for m, mapping in enumerate(plan.mappings)
@@ -90,11 +90,11 @@ def ablation_results(
             "n_source_labels": len(corpus.labels),
             "seconds": seconds,
             "n_target_labels": len(corpus.labels.target_domain),
-            "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
+            "embedding": {"key": embedding.stored.key, "shape": list(embedding.weight.shape)},
         },
         tables=list(_tables(corpus, lm, summary, runs, cases)),
         figures=list(_figures(relation, lm, corpus.n_new, DataFrame(summary), curves)),
-        lm=embedding.info,
+        lm=embedding.stored.info,
     )
 
 

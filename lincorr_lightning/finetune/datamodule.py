@@ -20,6 +20,7 @@ from lincorr_lightning.finetune.edits import (
     SampledEdits,
     check_edits,
     in_own_lms,
+    plan_edits,
     resolve_edits,
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -149,6 +150,9 @@ class EditsDataModule(StudyData):
         """Return the edits, resolved on the first call: the LM must be as it is before training."""
         if self._resolved is None:
             edits = resolve_edits(self.source, self.tokenized, self.language_model)
+            if self.trainer is not None:
+                # Ranks may round logits differently; all use the edits of rank 0.
+                edits = replace(edits, edits=self.trainer.strategy.broadcast(edits.edits))
             self._resolved = self._of_run(edits)
         return self._resolved
 
@@ -157,24 +161,25 @@ class EditsDataModule(StudyData):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch, distributed by the protocol."""
-        return ResumableLoader(self._dataset(self._training), self.trainer)
+        return ResumableLoader(self._dataset(self.resolve(), self._training), self.trainer)
+
+    def test_dataloader(self) -> DataLoader[EditBatch]:
+        """Return every edit once, in order."""
+        return self._in_order(self.resolve())
 
     def predict_dataloader(self) -> DataLoader[EditBatch]:
-        """Return every edit once, in order."""
+        """Return every edit once, in order, only planned: a forecast reads no LM."""
+        edits = plan_edits(self.source, self.tokenized, self.language_model)
+        return self._in_order(self._of_run(edits))
+
+    def _in_order(self, resolved: ResolvedEdits) -> DataLoader[EditBatch]:
         training = EditTraining(n_steps=1, edits_per_step=self.hparams["batch_size"])
-        dataset = self._dataset(training)
+        dataset = self._dataset(resolved, training)
         # Its steps are this rank's own; Lightning would distribute them again.
         return DataLoader(dataset, batch_size=None, sampler=own_steps(dataset))
 
-    test_dataloader = predict_dataloader
-
-    def _dataset(self, training: EditTraining) -> EditDataset:
+    def _dataset(self, resolved: ResolvedEdits, training: EditTraining) -> EditDataset:
         lm = self.language_model
-        resolved = self.resolve()
-        if self.trainer is not None:
-            # Ranks may round logits differently; all use the edits of rank 0.
-            edits = self.trainer.strategy.broadcast(resolved.edits)
-            resolved = self._resolved = replace(resolved, edits=edits)
         require_items(self.trainer, len(resolved.edits), "edits", "give more edits")
         # Refuses an answer that would end beyond the LM's last position.
         statement = resolved.relation.relation.source.statement

@@ -1,10 +1,10 @@
 """Edits: sampled, or read from rows, and resolved in the labels of a relation and an LM."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,13 +42,14 @@ class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses insid
     tokens: tuple[int, ...]  #: Token ids of the answer after the prompt; the first is its label's.
     label: int  #: Index of the answer's label in the source domain.
     reference: tuple[int, ...]  #: Indices of the target labels that are right for the new answer.
-    source_before: int  #: Index of the source label that leads before training.
-    target_before: int  #: Index of the target label that leads before training.
+    # Any, since they are None of an edit that is only planned, which nothing trains.
+    source_before: Any  #: Index of the source label that leads before training; None if planned.
+    target_before: Any  #: Index of the target label that leads before training; None if planned.
 
 
 @dataclass(frozen=True)
 class ResolvedEdits:
-    """Edits in the labels of a relation, and the LM's answers before them."""
+    """Edits in the labels of a relation, and the LM's answers before them, unless only planned."""
 
     relation: TokenizedRelation
     edits: list[Edit]
@@ -273,6 +274,19 @@ def check_edits(source: EditSource, relation: TokenizedRelation, lm: LanguageMod
         raise SubjectsError(f"data.subjects: {subject!r} has no token of the LM's.")
 
 
+_Leading = Callable[[Sequence[str]], Iterable[tuple[int | None, int | None]]]
+"""Returns the source and the target label that lead for each of some subjects, None if unknown."""
+
+
+def plan_edits(source: EditSource, relation: TokenizedRelation, lm: LanguageModel) -> ResolvedEdits:
+    """Sample edits or find the labels of rows by the tokenizer alone; the LM is not read.
+
+    Nobody knows what the LM answers, so each sampled subject takes the next answer. A warning
+    counts skipped rows by reason. Raises the errors of `resolve_edits`.
+    """
+    return _edits(source, relation, lm, lambda subjects: [(None, None)] * len(subjects))
+
+
 def resolve_edits(
     source: EditSource, relation: TokenizedRelation, lm: LanguageModel
 ) -> ResolvedEdits:
@@ -284,26 +298,39 @@ def resolve_edits(
         KnowledgeError: The relation has no reference, and no row has one.
         SubjectsError: There are too few subjects to sample edits from, or no row is an edit.
     """
+
+    def leading(subjects: Sequence[str]) -> Iterable[tuple[int, int]]:
+        logits = relation_logits(lm, relation, subjects)
+        labels = (side.argmax(1).tolist() for side in (logits.source, logits.target))
+        return zip(*labels, strict=True)
+
+    resolved = _edits(source, relation, lm, leading)
+    known = [edit for edit in resolved.edits if edit.target_before in edit.reference]
+    if known:
+        rank_zero_warn(
+            f"{len(known)} of {len(resolved.edits)} edits, such as {known[0].subject!r} -> "
+            f"{known[0].answer!r}, ask for the target that the LM answers already: they count as "
+            "right before, never as generalized."
+        )
+    return resolved
+
+
+def _edits(
+    source: EditSource, relation: TokenizedRelation, lm: LanguageModel, leading: _Leading
+) -> ResolvedEdits:
     if isinstance(source, SampledEdits):
         check_edits(source, relation, lm)
-        return ResolvedEdits(relation, _sample(source, relation, lm))
+        return ResolvedEdits(relation, _sample(source, relation, lm, leading))
     labelled, skipped, message = _label_rows(source, relation, lm)
     if message:
         rank_zero_warn(f"{source.setting}: {message}")
     rows = [row for row, _ in labelled]
-    logits = relation_logits(lm, relation, [row.subject for row in rows])
-    leading = zip(logits.source.argmax(1).tolist(), logits.target.argmax(1).tolist(), strict=True)
     edits = [
         Edit(row.subject, *answer, *labels)
-        for (row, answer), labels in zip(labelled, leading, strict=True)
-    ]
-    known = [edit for edit in edits if edit.target_before in edit.reference]
-    if known:
-        rank_zero_warn(
-            f"{len(known)} of {len(edits)} edits, such as {known[0].subject!r} -> "
-            f"{known[0].answer!r}, ask for the target that the LM answers already: they count as "
-            "right before, never as generalized."
+        for (row, answer), labels in zip(
+            labelled, leading([row.subject for row in rows]), strict=True
         )
+    ]
     return ResolvedEdits(relation, edits, rows, skipped)
 
 
@@ -353,7 +380,9 @@ def _skip_message(skipped: Sequence[RawEdit], n_left: int, labels: _AnswerLabels
     )
 
 
-def _sample(source: SampledEdits, relation: TokenizedRelation, lm: LanguageModel) -> list[Edit]:
+def _sample(
+    source: SampledEdits, relation: TokenizedRelation, lm: LanguageModel, leading: _Leading
+) -> list[Edit]:
     """Sample edits. An answer that fits no subject for a while is kept for the first it fits."""
     subjects = _candidates(source, lm) if source.subjects is None else source.subjects
     by_label = [
@@ -367,21 +396,18 @@ def _sample(source: SampledEdits, relation: TokenizedRelation, lm: LanguageModel
     n_rounds = 0
     for first in range(0, len(subjects), source.n):  # so that few more prompts run than needed
         part = subjects[first : first + source.n]
-        logits = relation_logits(lm, relation, part)
-        sources = logits.source.argmax(1).tolist()
-        targets = logits.target.argmax(1).tolist()
-        for subject, source_label, target_label in zip(part, sources, targets, strict=True):
-            answer = _take_new(waiting, source_label, target_label)
+        for subject, labels in zip(part, leading(part), strict=True):
+            answer = _take_new(waiting, *labels)
             if answer is None:
                 order = np.random.default_rng([source.seed, n_rounds]).permutation(len(by_label))
                 # Answers that share a label take turns, one per round.
                 fresh = [by_label[i][n_rounds % len(by_label[i])] for i in order]
-                answer = _take_new(fresh, source_label, target_label)
+                answer = _take_new(fresh, *labels)
                 if answer is None:
                     continue
                 waiting += fresh
                 n_rounds += 1
-            edits.append(Edit(subject, *answer, source_label, target_label))
+            edits.append(Edit(subject, *answer, *labels))
             if len(edits) == source.n:
                 return edits
             reference = answer.reference
@@ -405,7 +431,9 @@ def _candidates(source: SampledEdits, lm: LanguageModel) -> list[str]:
     return [subject for subject in sample if subject not in unknown]
 
 
-def _take_new(answers: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
+def _take_new(
+    answers: list[SourceAnswer], source: int | None, target: int | None
+) -> SourceAnswer | None:
     for index, answer in enumerate(answers):
         if answer.label != source and target not in answer.reference:
             return answers.pop(index)

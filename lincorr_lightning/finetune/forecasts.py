@@ -5,29 +5,33 @@ It is made before any training, from the rows of the LM's head alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import (
     Edit,
-    nearness,
     reference_mask,
     skip_counts,
     taught_labels,
 )
+from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.results import skipped_tables
 from lincorr_lightning.functional import macro_mean, risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.results import Results
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.nearest_words import NearestWords
+from lincorr_lightning.lm.stored_rows import stored_head
+from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, column, number
-from lincorr_lightning.study import LMStudy
+from lincorr_lightning.study import Study, without_chat
 
 _MAX_ANSWERS = 12  #: Rows of the headline table.
 
@@ -76,15 +80,6 @@ def forecast_edits(
     ]
 
 
-def no_rows(name: str) -> LanguageModelError:
-    """Return the error of an LM whose head has no rows to compare."""
-    return LanguageModelError(
-        f"{name} has a head that multiplies by more than its weight, such as a quantized one, so "
-        "that its labels have no rows to compare. Forecast the edits with an LM that is not "
-        "quantized."
-    )
-
-
 def forecast_results(
     words: Sequence[NearestWord],
     relation: str,
@@ -111,10 +106,11 @@ def forecast_results(
     ).sampled(
         "subject", "answer", nearest_right="right", nearest_macro=Mean("right", per="reference")
     )
-    frame = forecast.frame.drop(columns="subject").value_counts(sort=False, dropna=False)
+    counts = forecast.frame.drop(columns="subject").value_counts(sort=False, dropna=False)
+    frame = counts.rename("n_edits").reset_index().sort_values("margin", kind="stable")
     answers = Table(
         f"answers{suffix}",
-        frame.rename("n_edits").reset_index().sort_values("margin", kind="stable"),
+        frame,
         f"The nearest word is right for {share:.0%} of {len(words)} edits of {relation}, and for "
         f"{macro:.0%} as a mean over answers.",
         f"The least safe answers first. {note}",
@@ -128,42 +124,59 @@ def forecast_results(
         "skipped": skip_counts(skipped),
         "nearest": {"right": share, "macro": macro},
     }
-    tables = [answers, forecast, *skipped_tables(skipped, suffix)]
-    return Results(f"forecast{suffix}", values, tables=tables)
+    return Results(
+        f"forecast{suffix}",
+        values,
+        tables=[answers, forecast, *skipped_tables(skipped, suffix)],
+        figures=[
+            Figure(
+                f"forecast{suffix}",
+                f"The margin by which the nearest word of each answer of {relation} is right.",
+                partial(margins_figure, frame, relation),
+            )
+        ],
+    )
 
 
-class EditForecast(LMStudy):
+class EditForecast(Study):
     """Forecasts whether the target of each planned edit will follow, without any training.
 
     ``lincorr predict`` finds the target label that is nearest to the new answer in the LM's head:
     an edit generalizes more often where that is a right one. How the edit is to be trained does not
-    matter. See `forecast_edits`.
+    matter. See `forecast_edits`. Of the LM only the tokenizer and the head are read, in the
+    precision in which the head is stored.
 
     Args:
         lm: The LM before the edits.
-        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
-            The LM's answers, by which edits are sampled, depend on it.
     """
 
     study = "forecast"
     batch_type = EditBatch
 
-    def __init__(self, lm: LMConfig = LMConfig(), prefix: str = "") -> None:
-        super().__init__(lm, prefix)
+    def __init__(self, lm: LMConfig = LMConfig()) -> None:
+        super().__init__()
+        self.lm = LanguageModel(without_chat(lm))  # never loaded
         self.save_hyperparameters(logger=False)
         self.forecasts: list[NearestWord] | None = None  #: The forecasts, after a prediction.
+
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the LM, whose tokenizer the data need."""
+        return {"lm": self.lm}
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
         """Do nothing: the forecast of all edits is at the end. Lightning warns of a None."""
         return []
 
     def build_results(self) -> Results:
-        """Forecast all edits at once."""
+        """Forecast all edits at once, on each rank."""
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")
-        by_answer = nearness(self.lm.nearest_words(), dataset.relation)
-        if by_answer is None:
-            raise no_rows(self.lm.config.name_or_path)
-        self.forecasts = forecast_edits(by_answer, dataset.edits, dataset.relation)
-        return forecast_results(self.forecasts, dataset.relation.name, dataset.resolved.skipped)
+        assert self.lm.checkpoint is not None
+        head = stored_head(self.lm.checkpoint, self.lm.tokenizer)
+        self.lm_info = head.info
+        words = NearestWords(head, self.lm.config.name_or_path)
+        relation = dataset.relation
+        by_answer = words.weights(relation.source.token_ids, relation.target.token_ids)
+        self.forecasts = forecast_edits(by_answer, dataset.edits, relation)
+        return forecast_results(self.forecasts, relation.name, dataset.resolved.skipped)

@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional.moments import add_rows, no_moments
-
 _SMALLEST = 1e-6  # variance that is kept, in units of the largest
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -51,15 +49,21 @@ def causal_whitening(blocks: Callable[[], Iterable[Tensor]]) -> Whitening:
     hashes = torch.cat([_hashes(rows) for rows in blocks()])
     _, kinds, counts = torch.unique(hashes, return_inverse=True, return_counts=True)
     kept = counts[kinds] == 1
-    moments = None
+    n = int(kept.sum())
     start = 0
     for rows in blocks():
-        if moments is None:
-            moments = no_moments(rows.shape[1], device=rows.device)
-        moments = add_rows(moments, rows[kept[start : start + len(rows)].to(rows.device)])
+        wide = rows.double()
+        if start == 0:
+            width = rows.shape[1]
+            scatter = wide.new_zeros(width, width)
+            total = wide.new_zeros(width)
+            shift = wide.mean(0)  # so that a large mean leaves the digits of a small spread
+        centred = wide[kept[start : start + len(rows)].to(rows.device)] - shift
+        scatter.addmm_(centred.T, centred)  # in place: each copy may take gigabytes
+        total += centred.sum(0)
         start += len(rows)
-    assert moments is not None, "a head has rows"
-    covariance = moments.scatter / (moments.n - 1).clamp(min=1)
+    assert start, "a head has rows"
+    covariance = (scatter - torch.outer(total, total / max(n, 1))) / max(n - 1, 1)
     variances, directions = torch.linalg.eigh(covariance)
     strong = (variances > 0) & (variances >= _SMALLEST * variances[-1])
     matrix = directions[:, strong] / variances[strong].sqrt()
@@ -70,5 +74,5 @@ def _hashes(rows: Tensor) -> Tensor:
     """Return an int64 of each row on the CPU, the same for equal rows and else different."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**63), 2**63 - 1, (rows.shape[1],), generator=generator)
-    bits = (rows + 0.0).view(_INTEGERS[rows.itemsize]).long()  # 0.0 and -0.0 are equal
+    bits = (rows + 0.0).view(_INTEGERS[rows.itemsize])  # 0.0 and -0.0 are equal
     return (bits * factors.to(rows.device)).sum(1).cpu()

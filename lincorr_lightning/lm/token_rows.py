@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from lincorr_lightning.distributed import gather
 
-_BLOCK = 4096  # rows that are held at once
+BLOCK = 4096  # rows that are held at once
 
 
 class TokenRows(Protocol):
@@ -37,10 +37,10 @@ class HeldRows:
         if local is self._weight:
             # mps has no float64
             whole = local.cpu() if local.device.type == "mps" else local
-            yield from torch.split(whole, _BLOCK)
+            yield from torch.split(whole, BLOCK)
             return
-        for start in range(0, max(gather(len(local))), _BLOCK):
-            yield torch.cat(gather(local[start : start + _BLOCK].cpu()))
+        for start in range(0, max(gather(len(local))), BLOCK):
+            yield torch.cat(gather(local[start : start + BLOCK].cpu()))
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
         """Return the rows of some tokens; each is gathered from the rank that has it."""

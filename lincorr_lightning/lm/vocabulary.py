@@ -47,7 +47,9 @@ def _decode_usable(
 ) -> tuple[str, ...]:
     del n_tokens  # part of the key: tokens may be added
     ids = sorted(set(tokenizer.get_vocab().values()).difference(left_out))
-    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    # As an array, of which transformers need not test each element.
+    rows = np.array(ids)[:, None]
+    texts = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     is_wordpiece = type(model).__name__ == "WordPiece" or hasattr(tokenizer, "wordpiece_tokenizer")
     tokens = tokenizer.convert_ids_to_tokens(ids) if whole_words else texts

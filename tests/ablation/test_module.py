@@ -148,7 +148,7 @@ def test_results_tables_and_figures(ablate):
     results, saved, corpus = run.results, run.module.results, run.data.corpus
     assert (results["study"], results["mapping"]) == ("vocabulary_ablation", "reference")
     assert results["n"] == 12
-    assert results["lm"] == run.module.embedding.info
+    assert results["lm"] == run.module.embedding.stored.info
     assert results["settings"]["data"]["n_paired"] == 40
     assert results["random"] == pytest.approx(1 / len(corpus.labels.target_domain))
     of_reference = [r for r in results["runs"] if r["mapping"] == "reference"]

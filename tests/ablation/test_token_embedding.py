@@ -76,7 +76,7 @@ def test_prefix_may_be_there_or_lack(folder: Path, caplog: pytest.LogCaptureFixt
         renamed = {key.replace("model.", new, 1): value for key, value in tensors.items()}
         save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
         embedding = read(folder)
-        assert embedding.key == f"{new}embed_tokens.weight"
+        assert embedding.stored.key == f"{new}embed_tokens.weight"
         assert torch.equal(embedding.weight, expected)
 
 

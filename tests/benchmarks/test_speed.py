@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import common
 from benchmarks.docs_tables import generalization
-from benchmarks.speed import commands, gpu, growth, reading, stacked_edits
+from benchmarks.speed import commands, forecast, gpu, growth, reading, stacked_edits
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.table import Table
 
@@ -21,7 +21,7 @@ PROBE = (
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Results go to a folder, and the documents' tables here."""
     tables: dict[str, str] = {}
-    for module in (common, generalization, reading, stacked_edits):
+    for module in (common, forecast, generalization, reading, stacked_edits):
         monkeypatch.setattr(module, "RESULTS", tmp_path, raising=False)
         monkeypatch.setattr(module, "place_tables", tables.update)
     return tables
@@ -64,6 +64,13 @@ def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[st
     growth.main(only=("subjects",))
     (row,) = rows_of(tmp_path, "growth")
     assert row["seconds"] == 1 and "growth" in placed
+
+
+def test_forecast(tmp_path: Path, placed: dict[str, str]) -> None:
+    forecast.main(lms=("toy",))
+    (row,) = rows_of(tmp_path, "forecast")
+    assert row["head"] == "16,384 in bfloat16" and row["peak"] > row["processor"] > 0
+    assert "forecast" in placed
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, str]) -> None:

@@ -30,8 +30,8 @@ def test_a_forecast_is_there_before_training(small_lm, fit, tmp_path):
     near = causal_nearness(head, *ids)
     right = 0
     for row, edit in zip(rows, naive.EDITS, strict=True):
-        nearest = near[:, naive.CITIES.index(edit["answer"])].argmax()
-        assert row["nearest"] == naive.COUNTRIES[nearest]
+        nearest = near[:, naive.CITIES.index(edit["answer"])]
+        assert row["nearest"] == naive.COUNTRIES[nearest.argmax()]
         assert row["reference"] == naive.PLACES[edit["answer"]]
         right += row["nearest"] == row["reference"]
     assert float(seen.before["forecast/right"]) == pytest.approx(right / len(rows))

@@ -12,10 +12,17 @@ from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edit_files import RawEdit
-from lincorr_lightning.finetune.edits import Edit, nearness
+from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
+from lincorr_lightning.finetune.edits import Edit, ListedEdits, nearness, plan_edits
+from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm import loading
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from tests.figure_checks import assert_legible
 from tests.nearness import causal_nearness
+from tests.toys import save_toy_lm
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,75 @@ def test_results_are_shares_of_the_words_and_the_least_safe_answers_first():
     assert headline.frame["n_edits"].sum() == expected["size"].sum()
 
 
+def test_the_figure_has_both_ends_of_a_long_order(relation):
+    answers = [f"a long name of a city {i}" for i in range(60)]
+    frame = pd.DataFrame({"answer": answers, "margin": np.linspace(-0.5, 0.2, 60)})
+    frame["right"] = frame["margin"] > 0
+    for rows, shown in ((frame, [*range(20), *range(40, 60)]), (frame[:7], range(7))):
+        figure = margins_figure(rows, relation.name)
+        assert_legible(figure)
+        (axes,) = figure.axes
+        wrong, right = axes.containers
+        drawn = {round(bar.get_y() + bar.get_height() / 2): bar for bar in (*wrong, *right)}
+        margins = [drawn[place].get_width() for place in range(len(shown))]
+        assert margins == pytest.approx(frame["margin"][list(shown)].tolist())
+        assert all(bar.get_width() > 0 for bar in right)
+        assert all(bar.get_width() <= 0 for bar in wrong)
+
+
 # -- lincorr predict ---------------------------------------------------------------------------
+
+
+def predict(lm, folder, *options):
+    """Forecast edits without any LM; return results and table."""
+    words = ["predict", "--config", "forecast.yaml", "--trainer.enable_progress_bar=false"]
+    paths = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={folder}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "read_model", None)
+        main([*words, *paths, *options])
+    (path,) = folder.rglob("results.json")
+    results = json.loads(path.read_text(), parse_constant=pytest.fail)
+    return results, pd.read_csv(path.parent / "tables" / "forecast.csv")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["llama", "llama-tied"])
+def test_no_lm_is_built_for_a_forecast(architecture, dtype, tmp_path):
+    folder = save_toy_lm(tmp_path / "lm", architecture=architecture)
+    lm = LanguageModel.from_pretrained(str(folder), dtype=dtype)
+    lm.model.save_pretrained(folder)
+    head = lm.model.get_output_embeddings().weight.float().numpy()
+    relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+    near = causal_nearness(head, relation.source.token_ids, relation.target.token_ids)
+    results, table = predict(folder, tmp_path / "runs", "--data.n_edits=20")
+    for row in table.itertuples():
+        cosines = near[:, relation.source.texts.index(row.answer)]
+        labels = np.array(relation.target.texts)
+        is_right = np.isin(labels, row.reference.split("|"))
+        assert row.nearest == labels[cosines.argmax()] and row.right == is_right[cosines.argmax()]
+        assert row.margin == pytest.approx(cosines[is_right].max() - cosines[~is_right].max())
+    assert results["lm"].keys() == {"name_or_path", "dtype", "fingerprint", "n_parameters"}
+    assert results["lm"]["fingerprint"].keys() == {"tokenizer", "dtype", "weights"}
+    assert (results["lm"]["dtype"], results["lm"]["n_parameters"]) == (dtype, head.size)
+    assert results["figures"][0]["name"] == "forecast"
+
+
+def test_planned_edits_take_the_answers_in_turn(lm, small_lm, tmp_path):
+    """Each round has every city once; those of a file are the edits that are trained."""
+    _, table = predict(small_lm, tmp_path, "--data.n_edits=25", "--data.seed=3")
+    data = EditsDataModule(LanguageModel(LMConfig(small_lm)), n_edits=25, seed=3)
+    data.setup("predict")
+    planned = data.predict_dataloader().dataset.edits
+    assert [edit.subject for edit in planned] == table["subject"].tolist()
+    assert {(edit.source_before, edit.target_before) for edit in planned} == {(None, None)}
+    cities = {edit.answer for edit in planned}
+    n = len(cities)
+    for first in (0, n):
+        assert set(table["answer"][first : first + n]) == cities
+    trained = EditsDataModule(lm, n_edits=25, seed=3).resolve()
+    rows = [{"subject": edit.subject, "answer": edit.answer} for edit in trained.edits]
+    given = plan_edits(ListedEdits(read_edits(rows)), data.tokenized, lm).edits
+    assert [edit[:5] for edit in given] == [edit[:5] for edit in trained.edits]
 
 
 @pytest.mark.slow
@@ -121,25 +196,12 @@ def test_a_forecast_is_scored_by_the_fine_tune_of_the_same_edits(
     ]
     file = tmp_path / "edits.json"
     file.write_text(json.dumps(rows))
-    main(
-        [
-            "predict",
-            "--config",
-            "forecast.yaml",
-            f"--model.lm.name_or_path={small_lm}",
-            f"--trainer.default_root_dir={tmp_path}/ahead",
-            "--trainer.enable_progress_bar=false",
-            f"--data.edits_file={file}",
-        ]
-    )
-    (path,) = (tmp_path / "ahead").rglob("results.json")
-    results = json.loads(path.read_text(), parse_constant=pytest.fail)
+    results, table = predict(small_lm, tmp_path / "ahead", f"--data.edits_file={file}")
     assert (results["study"], results["relation"], results["n_edits"]) == (
         "forecast",
         "city->country",
         24,
     )
-    table = pd.read_csv(path.parent / "tables" / "forecast.csv")
     columns = ["subject", "answer", "reference", "nearest", "right", "margin", "rank"]
     assert list(table) == columns
     assert results["nearest"]["right"] == pytest.approx(table["right"].mean())

@@ -221,7 +221,7 @@ def test_resized_vocabulary(base: str, lm_folder: Folder, tmp_path: Path) -> Non
     logits = lm.domain_logits(["Zork lives in"], range(VOCAB + 4))[0]
     torch.testing.assert_close(logits, expected.double(), atol=1e-4, rtol=1e-5)
     embedding = read_token_embedding(LMConfig(str(adapter)))
-    assert len(embedding.weight) == VOCAB + 4 and "Zork" in embedding.tokenizer.get_vocab()
+    assert len(embedding.weight) == VOCAB + 4 and "Zork" in embedding.stored.tokenizer.get_vocab()
     if base == "llama":
         head = "base_model.model.lm_head.weight"
         change_weights(adapter, lambda w: {key: w[key] for key in w if key != head})
@@ -283,7 +283,7 @@ def test_other_readers_of_names(lm_folder: Folder, tmp_path: Path, capsys: Any) 
     assert not torch.equal(expected, plain)
     beside = read_token_embedding(LMConfig(base, adapter=str(adapter)))
     assert torch.equal(beside.weight, expected)
-    assert beside.info["adapter"] == str(adapter) and beside.info["base"] == base
+    assert beside.stored.info["adapter"] == str(adapter) and beside.stored.info["base"] == base
 
 
 def test_gguf_base(tmp_path: Path) -> None:

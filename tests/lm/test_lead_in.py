@@ -139,7 +139,9 @@ def test_one_chat_of_two_lms(small_lm: str, make_lm: Any, tmp_path: Path) -> Non
         assert kind(lm=chat, before=chat).lm.lead_in
 
 
-@pytest.mark.parametrize("kind", [SparseAutoencoders, TokenGeometry, VocabularyAblation])
+@pytest.mark.parametrize(
+    "kind", [EditForecast, SparseAutoencoders, TokenGeometry, VocabularyAblation]
+)
 def test_studies_without_prompts_refuse_a_chat(kind: Any, small_lm: str) -> None:
     with pytest.raises(ConfigError, match="chat_template is true, but this study reads no prompts"):
         kind(lm=LMConfig(small_lm, chat_template=True))
@@ -154,7 +156,7 @@ def test_a_chat_template_without_bos(lm_folder: Folder, tmp_path: Path) -> None:
     assert lm.rows(["Oslo"]) == [row]
 
 
-STUDIES = [EditForecast, FeatureFlow, LinearProbe, MapResilience, SourceFinetune]
+STUDIES = [FeatureFlow, LinearProbe, MapResilience, SourceFinetune]
 
 
 @pytest.mark.parametrize("kind", STUDIES)
