@@ -17,7 +17,6 @@ from lincorr_lightning.errors import require_one_of
 from lincorr_lightning.functional import macro_mean
 from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.lm.nearest_words import NearestWords
-from lincorr_lightning.lm.token_rows import HeldRows
 
 Candidates = Literal["vocabulary", "texts"]
 NetworkKind = Literal["plain", "gated"]
@@ -277,7 +276,7 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
     is_right = texts.reference_mask.double()
     per_answer = is_right.mean(2)
     alike = (source[..., :, None] == source[..., None, :]).double()
-    words = NearestWords(HeldRows(embedding.weight), embedding.checkpoint.request.name_or_path)
+    words = NearestWords(embedding.stored, embedding.stored.checkpoint.request.name_or_path)
     by_cosine, by_product = (
         torch.tensor(
             [

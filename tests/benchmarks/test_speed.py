@@ -21,7 +21,7 @@ PROBE = (
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Results go to a folder, and the documents' tables here."""
     tables: dict[str, str] = {}
-    for module in (common, forecast, generalization, reading, stacked_edits):
+    for module in (common, generalization, reading, stacked_edits):
         monkeypatch.setattr(module, "RESULTS", tmp_path, raising=False)
         monkeypatch.setattr(module, "place_tables", tables.update)
     return tables
