@@ -29,7 +29,7 @@ from lincorr_lightning.lm import LMConfig
 from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
 from lincorr_lightning.results.table import Table, column
 
-SHAPES = {"llama-3-8b": (128_256, 4096), "toy": (1024, 16)}
+SHAPES = {"llama-3-8b": (128_256, 4096), "toy": (6000, 64)}
 """Numbers of tokens and of columns of heads that are made up."""
 TWO_THREADS = {**os.environ, "OMP_NUM_THREADS": "2"}
 

@@ -69,7 +69,7 @@ def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[st
 def test_forecast(tmp_path: Path, placed: dict[str, str]) -> None:
     forecast.main(lms=("toy",))
     (row,) = rows_of(tmp_path, "forecast")
-    assert row["head"] == "16,384 in bfloat16" and row["peak"] > row["processor"] > 0
+    assert row["head"] == "384,000 in bfloat16" and row["peak"] > row["processor"] > 0
     assert "forecast" in placed
 
 
