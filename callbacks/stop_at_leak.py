@@ -17,7 +17,7 @@ class StopAtLeak(L.Callback):
     learned and they leak to more than `max_leak` of the other people, training stops. The weights
     become those of the measured step with the highest ``generalization/specific`` at which so many
     edits were learned; they are kept on the CPU. Works with any LightningModule, and in
-    `HuggingFaceCallback` after the `Generalization`.
+    ``HuggingFaceCallback`` after the `Generalization`.
 
     Of edits that are each trained from the base weights (see `EditBatch`), the steps of each end by
     the same rule, and the outcome after its most specific step counts.
