@@ -235,8 +235,9 @@ class Generalization(PeriodicCallback):
         if edits.edits and self.is_due(self.run.step, edits):
             logits = self._read(self._queries, len(edits.edits))
             keep_readings(self.state.readings, edits, logits)
-            means = self._keyed(self._answers(edits.ids, logits).means())
-            log_scalars(self.run.trainer, means, self.run.step)
+            if not self.run.trainer.is_last_batch:  # where all edits are logged
+                means = self._keyed(self._answers(edits.ids, logits).means())
+                log_scalars(self.run.trainer, means, self.run.step)
         if self.run.trainer.is_last_batch:  # before monitors decide at the end of the epoch
             _, answers = self._after_last_step(readings_by_step(self.state.readings))
             self.set_callback_metrics(self._keyed(answers.means()))

@@ -69,7 +69,7 @@ class EditRun:
     def risk(self, name: str) -> FLOATS:
         """Return the risk of each edit not to generalize, ``(n,)``, by the name of the forecast."""
         if name == NEAREST:
-            return self.cases["vocabulary_risk"].to_numpy(float)
+            return self.cases["nearest_risk"].to_numpy(float)
         if name == WEIGHT:
             return -self.cases["weight_reference"].to_numpy(float)
         return np.bincount(self.group)[self.group].astype(float)
@@ -299,3 +299,58 @@ def gradients(results: Path) -> Iterator[Gradients]:
                 of = found["gradients"]
                 numbers = {**found, "pair": of[relation], "color": of["city->color"]}
                 yield record(Gradients, numbers, lm=lm, relation=arrow(relation))
+
+
+@dataclass(frozen=True)
+class Ripple:
+    """What edits of city→country do after a step, means over seeds of means by answer.
+
+    `low` and `high` are the lowest and the highest *specific* of a seed.
+    """
+
+    lm: str = column("LM")
+    people: str = column()
+    method: str = column()
+    seeds: int = column("", "d")
+    step: int = column("", "d")
+    learned: float = column("", ".0%")
+    generalized: float = column("", ".0%")
+    leak: float = column("", ".0%")
+    specific: float = column("", ".0%")
+    low: float = column("lowest seed", ".0%")
+    high: float = column("highest seed", ".0%")
+    color: float = column("same color", ".0%")
+    pet: float = column("same pet", ".0%")
+
+
+RIPPLES = {
+    "leak{}_names_city_to_country": ("names", "lora"),
+    "leak{}_lora_city_to_country": ("any string", "lora"),
+    "leak{}_full_city_to_country": ("any string", "full"),
+}
+"""Names of runs: of whom the edits and the other people are, and how the edits are trained."""
+
+
+def ripples(results: Path) -> Iterator[Ripple]:
+    """Yield what edits do by step on all LMs."""
+    for lm in LMS:
+        for name, about in RIPPLES.items():
+            files = sorted((results / lm).glob(name.format("*") + ".json"))
+            by_seed = [load(lm, file.stem, results).get("by_step", ()) for file in files]
+            for rows in zip(*by_seed, strict=True):
+                means = DataFrame(list(rows)).select_dtypes("number").mean()
+                specific = [row["specific"] for row in rows]
+                yield Ripple(
+                    lm,
+                    *about,
+                    seeds=len(rows),
+                    step=rows[0]["step"],
+                    learned=means["source_learned"],
+                    generalized=means["leak"] + means["specific"],
+                    leak=means["leak"],
+                    specific=means["specific"],
+                    low=min(specific),
+                    high=max(specific),
+                    color=fmean(row["controls"]["color"] for row in rows),
+                    pet=fmean(row["controls"]["pet"] for row in rows),
+                )

@@ -23,10 +23,12 @@ from benchmarks.real_lms.edits import (
     Forecasts,
     Gradients,
     Outcomes,
+    Ripple,
     forecasts_of,
     gradients,
     outcomes_of,
     read_edits,
+    ripples,
 )
 from benchmarks.real_lms.run import REAL_LMS, RELATIONS
 from benchmarks.real_lms.tables import LMS, Ablation, PairScores, ablations, pairs_of
@@ -45,6 +47,7 @@ class Numbers:
     gradients: list[Gradients]
     ablations: list[Ablation]
     ablation_grid: DataFrame
+    ripples: list[Ripple]
 
     def tables(self) -> list[Table]:
         """Return the tables; that of the grid has a script of its own."""
@@ -55,6 +58,7 @@ class Numbers:
             Table.of("forecasts", self.forecasts, Forecasts),
             Table.of("gradients", self.gradients, Gradients),
             Table.of("ablations", self.ablations, Ablation),
+            Table.of("ripples", self.ripples, Ripple),
             Table.of("findings", [list(row) for row in findings_of(self)], ["", "beside", *LMS]),
         ]
 
@@ -64,7 +68,7 @@ PROBES = {"pairs": "probe", "layers": "layers", "paper_pairs": "paper_pairs"}
 
 BASELINES = {
     "constant": "best constant",
-    "unembedding": "nearest word",
+    "unembedding": "nearest word, cosine",
     "same_prompt": "same prompt",
     "gaussian_states": "W₀",
 }
@@ -87,6 +91,7 @@ def read_all(results: Path) -> Numbers:
         gradients=list(gradients(results)),
         ablations=list(ablations(results)),
         ablation_grid=common.read_csv(results / "ablation_grid.csv"),
+        ripples=list(ripples(results)),
     )
 
 
@@ -201,7 +206,7 @@ WORDS = Finding("r of city→country; of most pairs with a reference", "random w
 PRECISE = Finding("W: right country first, by country", "best of the vocabulary", precise)
 FORECAST = Finding("the nearest word forecasts edits (AUROC)", "W, or the count of edits", forecast)
 EDITS = Finding(
-    "LoRA edits of any city, by country", "best constant, nearest word (cosine)", carry_over("any")
+    "LoRA edits of any city, by country", "best constant, nearest word", carry_over("any")
 )
 VOCABULARY = Finding(
     "a network on the vocabulary alone, one city per country",
@@ -245,7 +250,7 @@ def findings_of(numbers: Numbers) -> list[list[str]]:
 
 def documented(tables: list[Table]) -> dict[str, str]:
     """Return what documents show of the tables, by their markers."""
-    pairs, _, _, edits, forecasts, of_gradients, of_vocabulary, findings = tables
+    pairs, _, _, edits, forecasts, of_gradients, of_vocabulary, of_steps, findings = tables
     pairs = replace(pairs, frame=pairs.frame.replace({"best": BASELINES}))
     return {
         "findings": findings.markdown(),
@@ -272,6 +277,7 @@ def documented(tables: list[Table]) -> dict[str, str]:
         ),
         "real_gradients": of_gradients.markdown(),
         "real_ablation": of_vocabulary.markdown(),
+        "real_ripples": of_steps.markdown(),
     }
 
 

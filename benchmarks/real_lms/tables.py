@@ -56,7 +56,7 @@ class PairScores:
     plain: float | None = column("right first: W, ridge 0", ".2f", None)
     right: float = scored("precision.influenced.1", "W, ridge auto")
     constant: float = scored("precision.baselines.constant.1", "best constant")
-    nearest_word: float = scored("precision.baselines.unembedding.1", "nearest word")
+    nearest_word: float = scored("precision.baselines.unembedding.1", "nearest word, cosine")
     same_prompt: float = scored("precision.baselines.same_prompt.1", "same prompt")
     gaussian_states: float = scored("precision.baselines.gaussian_states.1", "Gaussian states")
     best: str = scored("excess_over_unembedding.baseline", "best baseline", "")

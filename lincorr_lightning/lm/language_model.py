@@ -324,7 +324,7 @@ class LanguageModel(nn.Module):
         They are None for a head that multiplies by more than its weight, such as a quantized one.
         """
         head = heads.head_of(self.model)
-        return HeldRows(head.weight) if heads.is_plain(head) else None
+        return HeldRows(head) if heads.is_plain(head) else None
 
     def nearest_words(self) -> NearestWords | None:
         """Return the nearest words of the LM as it is now; None for a head without rows."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from lincorr_lightning.distributed import gather
@@ -26,40 +26,38 @@ class TokenRows(Protocol):
 
 
 class HeldRows:
-    """The rows of a matrix in memory, ``(n_tokens, hidden_size)``, whole or sharded over ranks."""
+    """The rows of a layer's matrix in memory, ``(n_tokens, hidden_size)``, whole or sharded."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.detach()
+    def __init__(self, layer: nn.Linear) -> None:
+        self._layer = layer  # whose matrix sharding replaces
 
     def blocks(self) -> Iterator[Tensor]:
         """Yield the rows in blocks; those of a sharded matrix are gathered one at a time."""
-        local = self._local()
-        if local is self._weight:
+        rows, is_whole = self._local()
+        if is_whole:
             # mps has no float64
-            whole = local.cpu() if local.device.type == "mps" else local
-            yield from torch.split(whole, BLOCK)
+            yield from torch.split(rows.cpu() if rows.device.type == "mps" else rows, BLOCK)
             return
-        for start in range(0, max(gather(len(local))), BLOCK):
-            yield torch.cat(gather(local[start : start + BLOCK].cpu()))
+        for start in range(0, max(gather(len(rows))), BLOCK):
+            yield torch.cat(gather(rows[start : start + BLOCK].cpu()))
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
         """Return the rows of some tokens; each is gathered from the rank that has it."""
-        local = self._local()
-        if local is self._weight:
-            return local[torch.as_tensor(token_ids, device=local.device)].cpu().double()
-        rank = 0 if not torch.distributed.is_initialized() else torch.distributed.get_rank()
-        first = sum(gather(len(local))[:rank])
-        held = {i: local[i - first].cpu() for i in token_ids if 0 <= i - first < len(local)}
+        rows, is_whole = self._local()
+        if is_whole:
+            return rows[torch.as_tensor(token_ids, device=rows.device)].cpu().double()
+        first = sum(gather(len(rows))[: torch.distributed.get_rank()])
+        held = {i: rows[i - first].cpu() for i in token_ids if 0 <= i - first < len(rows)}
         row_of = {i: row for of_rank in gather(held) for i, row in of_rank.items()}
         return torch.stack([row_of[i] for i in token_ids]).double()
 
-    def _local(self) -> Tensor:
-        """Return the rows of this rank, such that each row is on one; or the whole matrix."""
-        weight = self._weight
+    def _local(self) -> tuple[Tensor, bool]:
+        """Return the rows of this rank, such that each row is on one, or the whole matrix."""
+        weight = self._layer.weight.detach()
         if not isinstance(weight, DTensor):
-            return weight
+            return weight, True
         coordinate = weight.device_mesh.get_coordinate()
         assert coordinate is not None
         placed = zip(weight.placements, coordinate, strict=True)
         is_copy = any(place != Shard(0) and index > 0 for place, index in placed)
-        return weight.to_local()[: 0 if is_copy else None]
+        return weight.to_local()[: 0 if is_copy else None], False

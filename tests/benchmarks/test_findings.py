@@ -73,7 +73,7 @@ def test_documents_and_files_have_the_tables_of_the_committed_results(tmp_path: 
 def edit_run(group: np.ndarray, failed: np.ndarray, margin: np.ndarray) -> edits.EditRun:
     outcome = np.where(failed, "hallucinated", "generalized")
     reference = [f"land{i}|x" for i in group]
-    cases = {"reference": reference, "outcome": outcome, "vocabulary_risk": margin}
+    cases = {"reference": reference, "outcome": outcome, "nearest_risk": margin}
     return edits.EditRun("a", "city→country", "lora", "any", 0.5, 0.5, DataFrame(cases))
 
 

@@ -17,6 +17,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.sharding_strategy import check_strategy
 from lincorr_lightning.study import Study
 from tests.launching import launch, run_in_two
+from tests.nearness import causal_nearness
 from tests.toys import read_table
 
 KEEPING = (
@@ -42,7 +43,11 @@ def read(rank: int, folder: str, out: str) -> None:
     logits = lm.domain_logits(mine, TOKENS)
     # The prompts of one rank have common prefixes, those of the other have none.
     joint = lm.joint_logits([mine, mine] if rank == 0 else [mine, PROMPTS[-2:]], [TOKENS, TOKENS])
-    torch.save({"held": held, "logits": logits, "joint": joint}, f"{out}/{rank}.pt")
+    words = lm.nearest_words()
+    assert words is not None
+    near = words.weights(TOKENS[:20], TOKENS[20:])
+    found = {"held": held, "logits": logits, "joint": joint, "near": near}
+    torch.save(found, f"{out}/{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -62,9 +67,12 @@ def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: b
     folder = whole.config.name_or_path
     launch(2, read, folder, str(tmp_path))
     n = sum(p.numel() for p in whole.model.parameters())
+    head = whole.model.get_output_embeddings().weight.detach().numpy()
+    near = torch.from_numpy(causal_nearness(head, TOKENS[:20], TOKENS[20:]))
     for rank, mine in enumerate((PROMPTS[:10], PROMPTS[:2])):
         found = torch.load(tmp_path / f"{rank}.pt")
         assert found["held"] < 0.6 * n
+        torch.testing.assert_close(found["near"], near)
         torch.testing.assert_close(found["logits"], whole.domain_logits(mine, TOKENS))
         others = mine if rank == 0 else PROMPTS[-2:]
         want = torch.cat([whole.domain_logits(p, TOKENS) for p in (mine, others)], 1)

@@ -98,6 +98,10 @@ def check_lm(folder: Path, mesh: DeviceMesh, adapter: bool) -> None:
         held = parameter.to_local().untyped_storage().nbytes()
         if name.endswith(("proj.weight", "base_layer.weight")):
             assert held == parameter.numel() * 4 / mesh.size(), name
+    near = [one.nearest_words() for one in (split, lm)]
+    nearness = [words.weights(TOKENS[:7], TOKENS[7:]) for words in near if words is not None]
+    assert len(nearness) != 1
+    torch.testing.assert_close(*nearness or (0, 0))
     for ours, theirs in zip(answers(split), answers(lm), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     ours, theirs = gradients(split), gradients(lm)
