@@ -104,8 +104,7 @@ def _means(observed: Sequence[PromptGeometry]) -> dict[str, float]:
     """Return the means over the texts by observable and layer; infinite ones are left out."""
     means = {key: fmean([prompt.row[key] for prompt in observed]) for key in ("loss", "entropy")}
     for key in observed[0].layers:
-        if not key.endswith("_std"):
-            name = key.replace(" ", "_").removesuffix("_mean")
-            by_layer = zip(*(prompt.layers[key] for prompt in observed), strict=True)
-            means |= {f"{name}/layer_{n}": fmean(x) for n, x in enumerate(by_layer, start=1)}
+        name = key.replace(" ", "_").removesuffix("_mean")
+        by_layer = zip(*(prompt.layers[key] for prompt in observed), strict=True)
+        means |= {f"{name}/layer_{n}": fmean(x) for n, x in enumerate(by_layer, start=1)}
     return {name: value for name, value in means.items() if math.isfinite(value)}

@@ -48,33 +48,6 @@ def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figur
     )
 
 
-def dimension_loss_figure(profiles: TokenProfiles, correlations: DataFrame, lm: str) -> Figure:
-    """Draw r of log ID and log loss over prompts by layer, with its confidence interval.
-
-    `correlations` has a row per ``shuffle``, ``layer`` and ``n2``, with ``pearson``, ``low`` and
-    ``high``.
-    """
-    n2 = profiles.settings.range_scalings[0]
-    level = profiles.prompts["shuffle"].min()
-    frame = correlations[(correlations["shuffle"] == level) & (correlations["n2"] == n2)]
-    frame = frame.dropna(subset=["pearson"])
-    notes = [
-        f"{_prompts(profiles)}, {_level_name(level, profiles.settings.n_tokens)}; n2 = {n2}",
-        "band: 95% confidence" if len(frame) else "too few prompts",
-    ]
-    return plots.curves(
-        frame,
-        "layer",
-        "pearson",
-        title=f"Intrinsic dimension and loss over prompts, {lm}",
-        subtitle="; ".join(notes),
-        band=("low", "high"),
-        labels=("layer", "r of log ID and log loss"),
-        size=(7.0, 3.0),
-        each=lambda axes, *_: axes.axhline(0, color=plots.GREY, linewidth=0.8, zorder=0),
-    )
-
-
 def _title(key: str) -> str:
     name, _, setting = key.partition(" ")
     title = _NAMES[name]

@@ -14,8 +14,6 @@ from torch.nn.functional import normalize, pad
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)  #: The paper's n2 (Viswanathan et al.).
 
-# Columns multiplied at a time: a cloud of probabilities is not copied to float64 as a whole.
-_COLUMNS = 8192
 _ROWS = 128  # whose products with themselves and later rows are taken at a time
 # Of the squared norms: below it, distances are taken from differences; others are right to 1e-9.
 _CLOSE = 1e-6
@@ -80,23 +78,20 @@ def _squared_distances(tokens: Tensor) -> Tensor:
 
     Distances do not depend on the origin; at the mean token, products lose the fewest digits.
     """
-    products = tokens.new_zeros(len(tokens), len(tokens), dtype=torch.float64)
-    for columns in torch.split(tokens, _COLUMNS, dim=-1):
-        block = columns.double()
-        block = block - block.mean(0)  # not in place: it may be the hidden states themselves
-        for i in range(0, len(block), _ROWS):  # the half above the diagonal
-            products[i : i + _ROWS, i:].addmm_(block[i : i + _ROWS], block[i:].T)
+    points = tokens.double()
+    centered = points - points.mean(0)
+    products = points.new_zeros(len(points), len(points))
+    for i in range(0, len(points), _ROWS):  # the half above the diagonal
+        products[i : i + _ROWS, i:] = centered[i : i + _ROWS] @ centered[i:].T
     products = products.triu_().add_(products.triu(1).mT)
     norms = products.diagonal().clone()
     squared = products.mul_(-2).add_(norms).add_(norms[:, None])
     # Rounding might decide which tokens are neighbors, or equal.
     is_close = squared <= _CLOSE * (norms + norms[:, None])
     rows = is_close.fill_diagonal_(False).any(1).nonzero().flatten()
-    squared[rows] = 0
-    for columns in torch.split(tokens, _COLUMNS, dim=-1) if len(rows) else ():
-        block = columns.double()
-        mode = "donot_use_mm_for_euclid_dist"
-        squared[rows] += torch.cdist(block[rows], block, compute_mode=mode).square_()
+    if len(rows):
+        mode = "donot_use_mm_for_euclid_dist"  # not of centered points, which are rounded
+        squared[rows] = torch.cdist(points[rows], points, compute_mode=mode).square_()
     return squared
 
 
@@ -106,8 +101,8 @@ def token_observables(
     """Return the observables of the clouds of a prompt's tokens.
 
     By name and setting, ``(n_layers,)`` float64 each: ``dimension n2=2`` (may be inf), ``overlap
-    k=2`` with the next layer (one layer less), and mean and standard deviation of the cosine over
-    pairs (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
+    k=2`` with the next layer (one layer less), and the means of the cosine over pairs
+    (``cosine_mean``) and of the angle over tokens (``angle_mean``).
 
     Args:
         hidden: Hidden states of a prompt, ``(n_layers, n_tokens, d)``.
@@ -118,15 +113,11 @@ def token_observables(
     dimension = intrinsic_dimension(nearest, range_scalings)
     neighbors = nearest.neighborhoods[..., : max(ks)]
     overlap = neighborhood_overlap(neighbors[:-1], neighbors[1:], ks).mean(-2)
-    cosine_mean, cosine_std = cosine_statistics(hidden)
-    angles = neighbor_angles(hidden, nearest)
     return {
         **{f"dimension n2={n2}": dimension[..., i] for i, n2 in enumerate(range_scalings)},
         **{f"overlap k={k}": overlap[..., i] for i, k in enumerate(ks)},
-        "cosine_mean": cosine_mean,
-        "cosine_std": cosine_std,
-        "angle_mean": angles.mean(-1),
-        "angle_std": angles.std(-1, correction=0),
+        "cosine_mean": mean_cosines(hidden),
+        "angle_mean": neighbor_angles(hidden, nearest).mean(-1),
     }
 
 
@@ -209,21 +200,17 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     return torch.stack(angles).rad2deg()
 
 
-def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
+def mean_cosines(hidden: Tensor) -> Tensor:
+    """Return the mean cosine similarity over pairs of tokens by layer, ``(n_layers,)`` float64.
 
-    Of hidden states, ``(n_layers, n_tokens, d)``, none of them zero; the population's standard
-    deviation, ``(n_layers,)`` each, float64.
+    Of hidden states, ``(n_layers, n_tokens, d)``, none of them zero.
     """
     is_pair = ~torch.eye(hidden.shape[1], dtype=torch.bool, device=hidden.device)
     means = []
-    deviations = []
     for tokens in hidden:
         units = tokens / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
-        cosines = (units @ units.T)[is_pair]
-        means.append(cosines.mean())
-        deviations.append(cosines.std(correction=0))
-    return torch.stack(means), torch.stack(deviations)
+        means.append((units @ units.T)[is_pair].mean())
+    return torch.stack(means)
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:

@@ -52,21 +52,6 @@ class DimensionLoss:
     n: int | None = column(format="d", default=None)
 
 
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Spearman's rho of intrinsic dimension and loss of unshuffled texts (paper, table 1).
-
-    The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
-    """
-
-    cloud: str  #: ``tokens`` of a prompt, or ``prompts`` of a corpus.
-    layer: int
-    n2: int
-    spearman: float | None = column("rho", ".2f")
-    p: float | None = column(format=".4f")
-    n: int | None = column(format="d")
-
-
 def correlate(x: npt.ArrayLike, y: npt.ArrayLike) -> dict[str, Any]:
     """Return Pearson's r and Spearman's rho by the names of `DimensionLoss`.
 
@@ -99,15 +84,7 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     means = layer_means(profiles)
     levels = [_level(profiles, means, level) for level in means["shuffle"].unique()]
     losses = profiles.prompts["loss"].repeat(len(layers)).to_numpy()
-    of_tokens = _correlations(profiles.layers.assign(loss=losses), settings.range_scalings)
-    corpora = profiles.corpora
-    of_prompts = _correlations(corpora, settings.range_scalings) if len(corpora) else []
-    ranks = [
-        RankCorrelation(cloud, row.layer, row.n2, row.spearman, row.spearman_p, row.n)
-        for cloud, rows in (("tokens", of_tokens), ("prompts", of_prompts))
-        for row in rows
-        if row.shuffle == 0
-    ]
+    dimension_loss = _correlations(profiles.layers.assign(loss=losses), settings.range_scalings)
     values = {
         "n_prompts": profiles.n_prompts,
         "n_skipped": profiles.n_skipped,
@@ -117,31 +94,21 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
         "range_scalings": settings.range_scalings,
         "ks": settings.ks,
         "shuffles": levels,
-        "dimension_loss": [asdict(row) for row in of_tokens],
-        "spearman": [asdict(row) for row in ranks],
+        "dimension_loss": [asdict(row) for row in dimension_loss],
     }
     scalars = {f"test/{name}": levels[0][name] for name in ("loss", "entropy")}
     logged = means[means["key"].isin(profiles.shown) & (means["shuffle"] == levels[0]["shuffle"])]
     for row in logged.itertuples():
         scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
-    rho = "Spearman's rho of intrinsic dimension and loss of unshuffled texts"
-    clouds = (
-        "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud is the "
-        "prompts of a corpus, rho is over corpora."
-    )
     r = "Correlation of log intrinsic dimension and log loss over prompts"
     tables = [
         _level_table(profiles, levels),
-        Table.of("spearman", ranks, RankCorrelation, rho, clouds),
-        Table.of("dimension_loss", of_tokens, DimensionLoss, r),
+        Table.of("dimension_loss", dimension_loss, DimensionLoss, r),
         *_prompt_tables(profiles, means),
     ]
     by_layer = partial(draw.profiles_figure, profiles, means, short_name(lm))
-    by_loss = partial(draw.dimension_loss_figure, profiles, DataFrame(of_tokens), short_name(lm))
-    figures = [
-        Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer", by_layer),
-        Figure("dimension_loss", f"{r} (n2 = {settings.range_scalings[0]})", by_loss),
-    ]
+    caption = "Intrinsic dimension, overlap, cosine and angle by layer"
+    figures = [Figure("profiles", caption, by_layer)]
     return Results("token_geometry", values, scalars, tables, figures)
 
 
@@ -222,7 +189,7 @@ def _prompt_tables(profiles: TokenProfiles, means: DataFrame) -> list[Table]:
     prompts = profiles.prompts
     layers = profiles.layers
     last = layers["layer"].max()
-    caption = "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt"
+    caption = "Loss and entropy by prompt"
     by_prompt = Table(
         "prompts", prompts, caption, formats=dict.fromkeys(prompts.columns[3:], ".2f")
     )

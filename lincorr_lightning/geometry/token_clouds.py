@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _MAX_K = 31  # of the paper's neighborhoods
 _PAPER_K = 2  # of its figures
-_MIN_CORPORA = 4  # for a correlation over them
 _MIN_RANK = 2  # angles need two neighbors
 _LARGEST = torch.finfo(torch.float32).max  # squares must be finite in float64
 
@@ -55,23 +54,15 @@ class CloudSettings:
         """The k of the paper's figures, or the first one."""
         return _PAPER_K if _PAPER_K in self.ks else self.ks[0]
 
-    def dimension(self, clouds: Tensor) -> dict[str, list[float]]:
-        """Return the intrinsic dimension of clouds by scaling; NaN if there are too few points."""
-        nearest = observables.nearest_tokens(clouds, max(self.range_scalings))
-        columns = observables.intrinsic_dimension(nearest, self.range_scalings).T.tolist()
-        return {f"dimension n2={n}": x for n, x in zip(self.range_scalings, columns, strict=True)}
-
 
 class PromptGeometry(NamedTuple):
-    """Observables of one prompt: floats, as small tensors fragment memory, and one CPU tensor."""
+    """Observables of one prompt as floats: small tensors fragment memory."""
 
     number: int  #: The prompt's position in the data.
     row: dict[str, Any]
     """Name of the ``prompt``, ``corpus``, level of the ``shuffle``, mean ``loss`` of the tokens
-    from the second on and mean ``entropy``, in nats, and intrinsic dimension of the cloud of the
-    tokens' next-token probabilities, ``logits_dimension n2=2``."""
+    from the second on and mean ``entropy``, in nats."""
     layers: dict[str, list[float]]  #: Its `token_observables`, by layer.
-    last: Tensor | None  #: The last token's states, ``(n_layers, d)``, of an unshuffled prompt.
 
 
 def observe_prompts(
@@ -108,15 +99,11 @@ def observe_prompts(
             "loss": float(losses[i].mean()),
             "entropy": float(entropies[i].mean()),
         }
-        for key, (value,) in settings.dimension(logits[i].float().softmax(-1)[None]).items():
-            row[f"logits_{key}"] = value
         layers = observables.token_observables(
             hidden, nearest, settings.range_scalings, settings.ks
         )
         by_layer = {key: values.tolist() for key, values in layers.items()}
-        # A copy, because a view would keep all tokens in memory.
-        last = None if level else hidden[:, -1].float().cpu().clone()
-        observed.append(PromptGeometry(batch.first + i, row, by_layer, last))
+        observed.append(PromptGeometry(batch.first + i, row, by_layer))
     return observed
 
 
@@ -174,17 +161,10 @@ class TokenProfiles:
     prompts: "DataFrame"  #: A `PromptGeometry.row` per prompt and level.
     layers: "DataFrame"
     """A row each, and layer: ``prompt``, ``shuffle``, ``layer``, and the `token_observables`."""
-    corpora: "DataFrame"
-    """A row per corpus and layer: ``corpus``, ``shuffle`` (0), ``layer``, mean ``loss`` of its
-    prompts, ``dimension`` of the cloud of their last tokens; empty if there are too few corpora."""
 
     @classmethod
     def of(
-        cls,
-        observed: Sequence[PromptGeometry],
-        settings: CloudSettings,
-        n_skipped: int,
-        device: torch.device,
+        cls, observed: Sequence[PromptGeometry], settings: CloudSettings, n_skipped: int
     ) -> Self:
         """Make tables of the observed prompts at each level, in the prompts' order."""
         from pandas import DataFrame, Series, concat  # takes a second
@@ -199,14 +179,7 @@ class TokenProfiles:
             )
             about = {key: prompt.row[key] for key in ("prompt", "shuffle")}
             layers.append(DataFrame({**about, "layer": cells.index + 1, **cells}))
-        corpora = [DataFrame()]
-        by_corpus = prompts[prompts["shuffle"] == 0].groupby("corpus")
-        for corpus, rows in by_corpus if by_corpus.ngroups >= _MIN_CORPORA else ():
-            cloud = torch.stack([observed[i].last for i in rows.index], dim=1).to(device)
-            about = {"corpus": corpus, "shuffle": 0, "layer": range(1, len(cloud) + 1)}
-            loss = rows["loss"].mean()
-            corpora.append(DataFrame({**about, "loss": loss, **settings.dimension(cloud)}))
-        frames = (prompts, concat(layers), concat(corpora))
+        frames = (prompts, concat(layers))
         finite = (frame.replace([math.inf, -math.inf], math.nan) for frame in frames)
         return cls(settings, n_skipped, *(frame.reset_index(drop=True) for frame in finite))
 

@@ -23,11 +23,7 @@ class TokenGeometry(LMStudy):
     it; of the last layer, after the final norm if the LM has one. BOS is read if the tokenizer puts
     it before a text, and left out of the cloud.
 
-    The table of Spearman's rho has two kinds of clouds (paper, table 1). *Tokens*: a cloud is the
-    tokens of a prompt, and rho of ID and mean loss is over prompts. *Prompts*: a cloud is the
-    prompts of a corpus, each by its last token, and rho of ID and mean loss is over corpora.
-
-    Reads any DataLoader of `TokenBatch`; keeps numbers and the last token's states of each prompt.
+    Reads any DataLoader of `TokenBatch`; keeps the numbers of each prompt.
 
     Args:
         lm: The LM.
@@ -87,7 +83,7 @@ class TokenGeometry(LMStudy):
     def on_test_epoch_end(self) -> None:
         observed = [prompt for part in gather(self._observed) for prompt in part]
         self._observed = []
-        self.profiles = TokenProfiles.of(observed, self._settings, self._n_skipped, self.device)
+        self.profiles = TokenProfiles.of(observed, self._settings, self._n_skipped)
         prompts = self.profiles.prompts
         loss = float(prompts["loss"][prompts["shuffle"] == self.shuffles[0]].mean())
         # The loggers get it with the other results.

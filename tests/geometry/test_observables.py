@@ -40,7 +40,6 @@ def with_peaked_probabilities() -> torch.Tensor:
 CLUSTERS = normal(1, 40, 64)[:, torch.arange(400) % 40]
 CLOUDS = {
     "normal": normal(3, 120, 48),
-    "wide": normal(1, 60, 9000),  # more columns than are taken at a time
     "about a far point": normal(2, 300, 64) + 100 * normal(1, 1, 64, seed=1),
     "clustered": CLUSTERS + 1e-4 * normal(1, 400, 64, seed=1),
     "very clustered": CLUSTERS.double() + 1e-9 * normal(1, 400, 64, seed=1),
