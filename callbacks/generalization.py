@@ -1,9 +1,11 @@
 """Outcomes of edits (paper, section 5), and whether they are specific to their subjects."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from statistics import fmean
+from typing import Any, Protocol, get_args
 
 from torch import Tensor
 
@@ -18,8 +20,9 @@ from lincorr_lightning.callbacks.relation import (
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.by_step import StepValues, best_steps, row_at_learned, step_rows
+from lincorr_lightning.finetune.by_step import StepValues, last_steps, row_at_learned, step_rows
 from lincorr_lightning.finetune.cases import EditAnswers, EditCase, Logits, concatenate, rows_of
+from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.edits import nearness, skip_counts
 from lincorr_lightning.finetune.results import by_step_results, case_results, skipped_tables
 from lincorr_lightning.linear_map.fitting import Ridge
@@ -27,6 +30,18 @@ from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
+
+
+class StopsAtLeak(Protocol):
+    """What a `StopAtLeak` gives the measurements that it is a rule on."""
+
+    best_step: float | None
+
+    def is_over(self, learned: float, leak: float) -> bool:
+        """Return whether training ends at this share of learned edits, and at this leak."""
+
+    def settings(self) -> dict[str, float | None]:
+        """Return the rule and its step, as in ``results.json``."""
 
 
 @dataclass
@@ -141,8 +156,7 @@ class Generalization(PeriodicCallback):
         self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
         self.others: list[str] = []
-        #: Whether the steps of an independent edit end where it is learned, with this leak.
-        self.is_over: Callable[[float, float], bool] | None = None
+        self.stop: StopsAtLeak | None = None  #: The `StopAtLeak` of the run, if any.
 
     def open(self) -> Iterable[str]:
         run = self.run
@@ -154,6 +168,7 @@ class Generalization(PeriodicCallback):
         self._at = MeasuredRelation(
             run, self.study, self.relation, self.knowledge_files, self.controls, self.paraphrases
         )
+        self.stop = None  # which follows
         self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
         self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
         skipped = (row.subject for row in self._resolved.skipped)
@@ -221,7 +236,7 @@ class Generalization(PeriodicCallback):
         """Log the outcomes of the watched edits; of independent ones, all before training."""
         if not self.run.is_independent:
             logits = self._read(self._joint_queries(self._watched), len(self._watched))
-            self._log_joint(self._watched, self._answers(self._watched, logits))
+            self._log_joint(self._answers(self._watched, logits))
             return
         means = self._answers(range(len(self._resolved.edits)), self.state.base).means()
         self._log(_by_edit_step(means), 0)
@@ -247,15 +262,16 @@ class Generalization(PeriodicCallback):
     ) -> tuple[Sequence[int], EditAnswers]:
         """Return the independent edits that were trained to their end, and the answers then.
 
-        They are fewer than all, or none, if training was cut short. Where `is_over` ends the steps
-        of each edit, the answers are those after its best one.
+        They are fewer than all, or none, if training was cut short. Where `stop` ends the steps of
+        each edit, the answers are those after its last one that counts.
         """
         dataset = self.run.dataset
         assert dataset is not None
         none: tuple[list[int], list[Logits]] = ([], [rows_of(self.state.base, [])])
         ids, (logits,) = by_step.get(dataset.training.steps_per_edit - 1, none)
-        if self.is_over is not None and ids:
-            chosen = best_steps(self._independent_steps(by_step), self.is_over)
+        if self.stop is not None and ids:
+            chosen = last_steps(self._independent_steps(by_step), self.stop.is_over)
+            self.stop.best_step = fmean(chosen.values())
             logits = concatenate([_row_at(by_step[chosen[edit] - 1], edit) for edit in ids])
         return ids, self._answers(ids, logits)
 
@@ -268,16 +284,17 @@ class Generalization(PeriodicCallback):
             for step, (ids, (logits,)) in by_step.items()
         }
 
-    def _log_joint(self, ids: Sequence[int], answers: EditAnswers) -> None:
-        """Log the means of edits that are trained together, and keep their numbers of the step.
+    def _log_joint(self, answers: EditAnswers) -> None:
+        """Log the means of edits trained together, and keep those of the watched ones.
 
         Weights that others have changed after the step, such as restored ones, are not of it.
         """
         self._log(answers.means())
         step = self.run.step
-        is_of_step = self._measured_version == self.run.cache.weights_version()
-        if step and (is_of_step or step not in self.state.by_step):
-            self.state.by_step[step] = tuple(StepValues.of(ids, answers.values()))
+        if step and step not in self.state.by_step:
+            n = len(self._watched)  # the first edits, at all steps the same
+            watched = {key: values[:n] for key, values in answers.values().items()}
+            self.state.by_step[step] = tuple(StepValues.of(self._watched, watched))
 
     def latest(self, key: str) -> tuple[int, float]:
         """Return the last step at which a number was logged, and the number; NaN before."""
@@ -304,7 +321,7 @@ class Generalization(PeriodicCallback):
             numbers = self._independent_steps(by_step)
         else:
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
-            self._log_joint(ids, answers)
+            self._log_joint(answers)
             numbers = {step: StepValues(*parts) for step, parts in self.state.by_step.items()}
         relation = self._at.tokenized
         edits = [self._resolved.edits[i] for i in ids]
@@ -319,26 +336,27 @@ class Generalization(PeriodicCallback):
             "by_step": steps,
             "at_learned": row_at_learned(numbers, references),
         }
+        if self.stop is not None:
+            values["stop_at_leak"] = self.stop.settings()
         skipped = self._resolved.skipped if self.edits is not None else ()
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)
         suffix = self.name.removeprefix(self.study)
-        by_step_tables, figure = by_step_results(
-            steps, self._at.tag, _nulls(values, self.cases), suffix
-        )
+        by_step, figure = by_step_results(steps, self._at.tag, _nulls(values, self.cases), suffix)
         table, figures = case_results(self.cases, self._at.tag, values["random"], suffix)
-        tables = [*by_step_tables, table, *skipped_tables(skipped, suffix)]
+        tables = [by_step, table, *skipped_tables(skipped, suffix)]
         return Results(self.name, values, scalars, tables=tables, figures=[figure, *figures])
 
 
 def _nulls(values: Mapping[str, Any], cases: Sequence[EditCase]) -> dict[str, float]:
     """Return means by answer that need no training, for the figure."""
     nearest = values["nearest"]
-    n_answers = len({case.reference for case in cases})
-    return {
-        **({} if nearest is None else {"nearest word": nearest["macro"]}),
-        **({"a constant answer": 1 / n_answers} if n_answers else {}),
-    }
+    references = {case.reference for case in cases}
+    counts = Counter(label for reference in references for label in reference.split(SEPARATOR))
+    shares = {} if nearest is None else {"nearest word": nearest["macro"]}
+    if counts:
+        shares["best constant answer"] = max(counts.values()) / len(references)
+    return shares
 
 
 def _row_at(reading: tuple[list[int], list[Logits]], edit: int) -> Logits:

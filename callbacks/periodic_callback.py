@@ -68,7 +68,7 @@ class LMRun:
         return f"{relation} ({number})" if number > 1 else relation
 
     def fit_subjects(self, n: int) -> list[str]:
-        """Return up to n subjects to fit maps on, of which no callback measures any."""
+        """Return up to n subjects to fit maps on, on which no callback scores any."""
         return sample_fitted_subjects(self.cache.lm.tokenizer, n, self.measured)
 
     def nearest_words(self) -> NearestWords | None:

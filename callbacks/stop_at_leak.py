@@ -19,8 +19,9 @@ class StopAtLeak(L.Callback):
     edits were learned; they are kept on the CPU. Works with any LightningModule, and in
     ``HuggingFaceCallback`` after the `Generalization`.
 
-    Of edits that are each trained from the base weights (see `EditBatch`), the steps of each end by
-    the same rule, and the outcome after its most specific step counts.
+    Of edits that are each trained from the base weights (see `EditBatch`), the outcome counts that
+    each has at its last learned step before it is stopped by the same rule, or there if that is the
+    first; the steps after it are trained, but count no more.
 
     Args:
         min_learned: Least share of the edits that are learned, between 0 and 1.
@@ -28,7 +29,8 @@ class StopAtLeak(L.Callback):
         relation: Relation of the `Generalization`, as it names it; None takes the first one.
 
     Attributes:
-        best_step: Updates after which the weights were best; None before.
+        best_step: Updates after which the weights were best, None before; of independent edits,
+            the mean of the steps that count.
         stopped_step: Updates after which training was stopped; None if it was not.
     """
 
@@ -38,15 +40,15 @@ class StopAtLeak(L.Callback):
         self, min_learned: float = 0.9, max_leak: float = 0.1, relation: str | None = None
     ) -> None:
         super().__init__()
-        require("StopAtLeak.min_learned", min_learned, at_least=0)
-        require("StopAtLeak.max_leak", max_leak, at_least=0)
+        for name, share in (("min_learned", min_learned), ("max_leak", max_leak)):
+            require(f"StopAtLeak.{name}", share, at_least=0, at_most=1)
         self.min_learned = min_learned
         self.max_leak = max_leak
         self.relation = relation
         self._reset()
 
     def _reset(self) -> None:
-        self.best_step: int | None = None
+        self.best_step: float | None = None
         self.stopped_step: int | None = None
         self._specific = -float("inf")
         self._weights: dict[str, Tensor] = {}
@@ -60,6 +62,15 @@ class StopAtLeak(L.Callback):
         """Return whether training ends at this share of learned edits, and at this leak."""
         return learned >= self.min_learned and leak > self.max_leak
 
+    def settings(self) -> dict[str, float | None]:
+        """Return the rule and its steps, as in ``results.json``."""
+        return {
+            "min_learned": self.min_learned,
+            "max_leak": self.max_leak,
+            "best_step": self.best_step,
+            "stopped_step": self.stopped_step,
+        }
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Find the `Generalization`, whose measurements are the rule."""
         if stage != "fit":
@@ -69,7 +80,8 @@ class StopAtLeak(L.Callback):
         measures = [
             each
             for each in callbacks
-            if isinstance(each, Generalization) and self.relation in (None, each.relation)
+            if isinstance(each, Generalization)
+            and (each.relation is None or self.relation in (None, each.relation))
         ]
         if not measures or not measures[0].n_others:
             raise ConfigError(
@@ -79,8 +91,8 @@ class StopAtLeak(L.Callback):
         self._measures = measures[0]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Hand the rule to independent edits."""
-        self._measures.is_over = self.is_over
+        """Tell the `Generalization` of the rule."""
+        self._measures.stop = self
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Keep the weights if they are the best so far, and stop if edits begin to leak."""

@@ -98,28 +98,29 @@ def _row(step: float, numbers: StepValues, references: Sequence[Hashable]) -> di
     }
 
 
-def best_steps(
+def last_steps(
     by_step: Mapping[int, StepValues], is_over: Callable[[float, float], bool]
 ) -> dict[int, int]:
-    """Return the step that counts of each edit, if its steps end once `is_over`.
+    """Return the step that counts of each edit, if its steps end once it `is_over`.
 
-    That is the most specific one with the source learned, up to the first where `is_over` holds of
-    whether it is learned and of its leak; of an edit that was never learned, the last.
+    That is its last learned step before the first where `is_over` holds of whether it is learned
+    and of its leak, or that one if it is the first; the last step of an edit that was never
+    learned. What the edit does to its own target does not matter.
     """
-    best: dict[int, tuple[bool, float]] = {}
     steps: dict[int, int] = {}
+    is_learned: set[int] = set()
     over: set[int] = set()
     for step, (ids, values) in sorted(by_step.items()):
         for row, edit in enumerate(ids):
-            if edit in over:
-                continue
             learned, leak = float(values[_LEARNED][row]), float(values[LEAK][row])
-            rank = bool(learned), float(values[SPECIFIC][row]) if learned else float(step)
-            if edit not in best or rank > best[edit]:
-                best[edit] = rank
-                steps[edit] = step
+            if edit in over or (edit in is_learned and not learned):
+                continue
             if is_over(learned, leak):
                 over.add(edit)
+            if edit not in is_learned or edit not in over:
+                steps[edit] = step
+            if learned:
+                is_learned.add(edit)
     return steps
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -340,11 +340,19 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
     failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in cases])
     references = [case.reference for case in cases]
 
-    def score(name: str, statistic: Callable[[list[int]], float]) -> dict[str, float | None]:
+    mixed = {
+        reference
+        for reference in references
+        if len({f for f, x in zip(failed.tolist(), references, strict=True) if x == reference}) == 2
+    }
+
+    def score(
+        name: str, units: Collection[str], statistic: Callable[[list[int]], float]
+    ) -> dict[str, float | None]:
         value = statistic(list(range(len(cases))))
         without = [
             statistic([i for i, other in enumerate(references) if other != reference])
-            for reference in dict.fromkeys(references)
+            for reference in dict.fromkeys(units)
         ]
         low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
         # min and max keep their first argument where it is NaN.
@@ -352,9 +360,10 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
         return {key: number(x) for key, x in {name: value, **ends}.items()}
 
     return {
-        **score("auroc", lambda rows: functional.auroc(risks[rows], failed[rows])),
+        **score("auroc", references, lambda rows: functional.auroc(risks[rows], failed[rows])),
         **score(
             "auroc_within",
+            mixed,
             lambda rows: functional.auroc_within(
                 risks[rows], failed[rows], [references[i] for i in rows]
             ),

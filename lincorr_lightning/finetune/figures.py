@@ -140,7 +140,7 @@ def by_step_figure(
         "share",
         "what",
         title=f"Edits of {relation} by optimizer step",
-        subtitle="generalized, leak and specific are means by answer; band: 95 % interval",
+        subtitle="means by answer; band: 95 % interval",
         band=("low", "high"),
         colours={
             "learned": GREY,

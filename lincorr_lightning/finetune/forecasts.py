@@ -33,8 +33,6 @@ from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, column, number
 from lincorr_lightning.study import Study, without_chat
 
-_MAX_ANSWERS = 12  #: Rows of the headline table.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearestWord:
@@ -117,7 +115,7 @@ def forecast_results(
         headline=True,
         headings={**forecast.headings, "n_edits": "edits"},
         formats={**forecast.formats, "n_edits": "d"},
-    ).first(_MAX_ANSWERS, f"tables/forecast{suffix}.csv")
+    )
     values = {
         "relation": relation,
         "n_edits": len(words),

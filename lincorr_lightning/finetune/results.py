@@ -24,7 +24,6 @@ OUTCOME_MEANS: Mapping[str, Mean] = {
     "source_learned": Mean("source_learned"),
 }
 """Numbers that are means over a table of edits."""
-_MAX_STEPS = 12  # of the table on a screen
 _CONTRACT = (
     "source_learned",
     *_OUTCOMES,
@@ -81,6 +80,7 @@ class StepRow:
     n_edits: int = column("edits", "d")
     source_learned: float | None = column("learned", ".0%")
     generalized: float | None = column("", ".0%")
+    macro_generalized: float | None = column("by answer", ".0%")
     leak: float | None = column("", ".0%")
     specific: float | None = column("", ".0%")
     specific_low: float | None = column("low", ".0%")
@@ -140,48 +140,27 @@ def by_step_results(
     relation: str,
     nulls: Mapping[str, float],
     suffix: str = "",
-) -> tuple[list[Table], Figure]:
-    """Return the table ``by_step``, an extract of it for the screen, and the figure ``by_step``.
+) -> tuple[Table, Figure]:
+    """Return the table ``by_step`` and the figure of the same name.
 
-    `nulls` are shares of edits that need no training, by what they are, for the figure.
+    `nulls` are means by answer that need no training, by what they are, for the figure.
     """
     controls = dict.fromkeys(f"{name}_unchanged" for row in rows for name in row["controls"])
     names, headings, formats = columns_of(StepRow)
-
-    def table(name: str, rows: Sequence[Mapping[str, Any]], headline: bool) -> Table:
-        return Table.of(
-            f"{name}{suffix}",
-            [{**row, **{f"{k}_unchanged": x for k, x in row["controls"].items()}} for row in rows],
-            [*names, *controls],
-            peak_sentence(rows, relation) or f"The edits of {relation} after each step.",
-            "leak: share of other people of whom the LM gives the edit's reference, and did not "
-            "before; specific: generalized minus leak. Both are means by answer, with the 95 % "
-            "interval over answers.",
-            headline=headline,
-            headings=headings,
-            formats=formats | dict.fromkeys(controls, ".0%"),
-        )
-
-    tables = [table("by_step", rows, headline=len(rows) <= _MAX_STEPS)]
-    if len(rows) > _MAX_STEPS:
-        tables.append(table("peak", _extract(rows), headline=True))
+    table = Table.of(
+        f"by_step{suffix}",
+        [{**row, **{f"{k}_unchanged": x for k, x in row["controls"].items()}} for row in rows],
+        [*names, *controls],
+        peak_sentence(rows, relation) or f"The edits of {relation} after each step.",
+        "leak: share of other people of whom the LM gives the edit's reference, and did not "
+        "before; specific: generalized by answer minus leak, with the 95 % interval over answers.",
+        headline=True,
+        headings=headings,
+        formats=formats | dict.fromkeys(controls, ".0%"),
+    )
     caption = f"The edits of {relation} by optimizer step: learned, generalized, leak and specific."
     drawn = partial(drawing.by_step_figure, rows, relation, nulls)
-    return tables, Figure(f"by_step{suffix}", caption, drawn)
-
-
-def _extract(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows at 1, 2, 5, 10, 20, ... steps, that of the peak and the last."""
-    peak = max(rows, key=lambda row: row["specific"] or 0.0)
-    shown = []
-    due = iter(m * 10**k for k in range(12) for m in (1, 2, 5))
-    at = next(due)
-    for row in rows:
-        if row["step"] >= at or row is peak or row is rows[-1]:
-            shown.append(row)
-        while row["step"] >= at:
-            at = next(due)
-    return shown
+    return table, Figure(f"by_step{suffix}", caption, drawn)
 
 
 def finetune_results(
@@ -221,9 +200,8 @@ def finetune_results(
     if others:
         values["generalizations"] = _by_relation(others)
     # What edits did step by step comes first, in tables and figures.
-    is_first = "by_step", "peak"
-    tables = [each for each in main.tables if each.name in is_first] if main else []
-    figures = [each for each in main.figures if each.name in is_first] if main else []
+    tables = [each for each in main.tables if each.name == "by_step"] if main else []
+    figures = [each for each in main.figures if each.name == "by_step"] if main else []
     if outcomes:
         tables.append(outcomes_table([each for each in (main, *others) if each is not None]))
     if gradients:
@@ -246,8 +224,8 @@ def finetune_results(
         replace(
             each,
             values={},
-            tables=[table for table in each.tables if table.name not in is_first],
-            figures=[figure for figure in each.figures if figure.name not in is_first],
+            tables=[table for table in each.tables if table.name != "by_step"],
+            figures=[figure for figure in each.figures if figure.name != "by_step"],
         )
         if each.study in merged
         else each

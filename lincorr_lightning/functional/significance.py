@@ -86,7 +86,8 @@ def mean_interval(values: Tensor) -> tuple[float, float]:
         >>> round(low, 2), round(high, 2)
         (1.04, 4.96)
     """
-    return _t_interval(float(values.double().mean()), float(values.double().var()), len(values))
+    n = len(values)
+    return _t_interval(float(values.double().mean()), float(values.double().var(correction=0)), n)
 
 
 def jackknife_interval(value: float, without: Tensor) -> tuple[float, float]:
@@ -97,14 +98,14 @@ def jackknife_interval(value: float, without: Tensor) -> tuple[float, float]:
     """
     known = without[~without.isnan()].double()
     n = len(known)
-    return _t_interval(value, n * (n - 1) * float(known.var(correction=0)), n)
+    return _t_interval(value, (n - 1) ** 2 * float(known.var(correction=0)), n)
 
 
 def _t_interval(mean: float, variance: float, n: int) -> tuple[float, float]:
-    """Return the interval of a mean of n values of a variance."""
+    """Return the interval of a mean of n values; the variance is that of a population."""
     if n < _LEAST_UNITS:
         return math.nan, math.nan
-    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
+    half = float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / (n - 1))
     return mean - half, mean + half
 
 

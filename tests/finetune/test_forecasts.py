@@ -103,7 +103,7 @@ def test_results_are_shares_of_the_words_and_the_least_safe_answers_first():
     }
     (headline,) = (table for table in results.tables if table.headline)
     groups = frame.groupby(["answer", "reference"])["margin"].agg(["first", "size"])
-    expected = groups.sort_values("first", kind="stable").head(12)
+    expected = groups.sort_values("first", kind="stable")
     assert headline.frame["margin"].tolist() == expected["first"].tolist()
     assert headline.frame["n_edits"].sum() == expected["size"].sum()
 

@@ -136,7 +136,8 @@ def _reach_table(values: Mapping[str, Any]) -> Table:
     n_skipped = sum(values["skipped"].values())
     notes = [
         "paraphrases: other wordings of source (n) and target (n target); neighbours: subjects "
-        "without an edit. The editing literature calls learned reliability, learned paraphrases "
+        "without an edit. generalized: of before and of paraphrases, all right targets. The "
+        "editing literature calls learned reliability, learned paraphrases "
         "generalization, generalized portability, and neighbours that stay locality.",
         f"Rows that are no edit: {n_skipped} (tables/skipped.csv)." if n_skipped else "",
         values["warning"],
