@@ -25,7 +25,7 @@ from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
 from lincorr_lightning.lm.state_cache import StateCache
-from lincorr_lightning.lm.token_rows import HeldRows, TokenRows
+from lincorr_lightning.lm.vocabulary_rows import HeldRows, VocabularyRows
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -318,7 +318,7 @@ class LanguageModel(nn.Module):
             states = self._last_states(rows, whole, members.values() if shares else (), context)
             return self._logits(rows, whole, [token_ids], states)
 
-    def head_rows(self) -> TokenRows | None:
+    def head_rows(self) -> VocabularyRows | None:
         """Return the rows of the output head.
 
         They are None for a head that multiplies by more than its weight, such as a quantized one.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lincorr_lightning.functional.causal_inner_product import causal_whitening
 from lincorr_lightning.functional.precision import neighbor_weights
-from lincorr_lightning.lm.token_rows import TokenRows
+from lincorr_lightning.lm.vocabulary_rows import VocabularyRows
 
 
 class NearestWords:
@@ -20,7 +20,7 @@ class NearestWords:
         name: Name of the LM, for the log.
     """
 
-    def __init__(self, head: TokenRows, name: str) -> None:
+    def __init__(self, head: VocabularyRows, name: str) -> None:
         self.head = head
         self.whitening = causal_whitening(head.blocks)
         if self.whitening.n_copies:

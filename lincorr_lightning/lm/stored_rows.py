@@ -20,7 +20,7 @@ from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.head import head_of, is_plain
 from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
-from lincorr_lightning.lm.token_rows import BLOCK
+from lincorr_lightning.lm.vocabulary_rows import BLOCK
 
 # Names of the modules, in the architectures of transformers and in GGUF files.
 _HEADS = (
@@ -63,7 +63,7 @@ Open = Callable[[], AbstractContextManager[Any]]
 class StoredRows:
     """A matrix of a checkpoint that has a row for each token; it is read when it is needed.
 
-    Its methods are those of `TokenRows`. The rows have the precision in which they are stored;
+    Its methods are those of `VocabularyRows`. The rows have the precision in which they are stored;
     those of a GGUF file are dequantized to float32.
     """
 

@@ -12,7 +12,7 @@ from lincorr_lightning.distributed import gather
 BLOCK = 4096  # rows that are held at once
 
 
-class TokenRows(Protocol):
+class VocabularyRows(Protocol):
     """A matrix with a row for each token, which need not be in memory.
 
     All ranks that share an LM must call a method together.
