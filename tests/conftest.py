@@ -48,3 +48,13 @@ def make_lm() -> Callable[..., Path]:
 def small_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a random LM whose logits mean nothing but obey the same algebra."""
     return str(save_toy_lm(tmp_path_factory.mktemp("small_lm")))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what the options of `small_runs` name."""
+    from tests.small_runs import make_inputs  # here: most tests run no study
+
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    return folder

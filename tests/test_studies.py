@@ -16,7 +16,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.results import SavedRun
 from lincorr_lightning.results.compare import compare_runs
-from tests.small_runs import RESUMED, SMALL_RUNS, keeping, make_inputs, numbers
+from tests.small_runs import RESUMED, SMALL_RUNS, keeping, numbers
 from tests.toys import assert_is_last, drawn_figures
 
 VERBS = ("fit", "validate", "test", "predict")
@@ -35,13 +35,6 @@ class Run(NamedTuple):
     folder: Path
     weights: dict[str, torch.Tensor]
     kept: Path
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -339,20 +339,18 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
     risks = torch.tensor([case.nearest_risk for case in cases], dtype=torch.float64)
     failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in cases])
     references = [case.reference for case in cases]
-
-    mixed = {
-        reference
-        for reference in references
-        if len({f for f, x in zip(failed.tolist(), references, strict=True) if x == reference}) == 2
-    }
+    outcomes_of: dict[str, set[bool]] = {}
+    for reference, has_failed in zip(references, failed.tolist(), strict=True):
+        outcomes_of.setdefault(reference, set()).add(has_failed)
+    mixed = [reference for reference, outcomes in outcomes_of.items() if len(outcomes) == 2]
 
     def score(
-        name: str, units: Collection[str], statistic: Callable[[list[int]], float]
+        name: str, units: Iterable[str], statistic: Callable[[list[int]], float]
     ) -> dict[str, float | None]:
         value = statistic(list(range(len(cases))))
         without = [
             statistic([i for i, other in enumerate(references) if other != reference])
-            for reference in dict.fromkeys(units)
+            for reference in units
         ]
         low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
         # min and max keep their first argument where it is NaN.
@@ -360,7 +358,7 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
         return {key: number(x) for key, x in {name: value, **ends}.items()}
 
     return {
-        **score("auroc", references, lambda rows: functional.auroc(risks[rows], failed[rows])),
+        **score("auroc", outcomes_of, lambda rows: functional.auroc(risks[rows], failed[rows])),
         **score(
             "auroc_within",
             mixed,

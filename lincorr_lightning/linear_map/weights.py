@@ -149,10 +149,10 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
         mark = "  (reference)" if row.reference else ""
         lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
     if options.other is not None:
-        row = rows[target.place(options.other)]
+        place = target.place(options.other)
+        row = rows[place]
         known = {True: ", the reference", False: ", not the reference", None: ""}[row.reference]
         lines.append(f"{row.label}{known}: rank {row.rank} of {len(rows)}, weight {row.weight:.2f}")
-        place = target.place(options.other)
         if nearest is not None:
             by_word = weights_of(nearest, source, target, options.label)[place]
             lines.append(f"By the nearest word: rank {by_word.rank}")

@@ -24,7 +24,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.launching import CONTEXT
-from tests.small_runs import RESUMED, SMALL_RUNS, keeping, make_inputs, numbers
+from tests.small_runs import RESUMED, SMALL_RUNS, keeping, numbers
 
 pytestmark = pytest.mark.nightly
 
@@ -75,13 +75,6 @@ def _program(arguments: list[str], output: str) -> None:
     from lincorr_lightning.cli import console
 
     console()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

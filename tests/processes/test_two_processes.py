@@ -23,7 +23,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from tests.launching import run_in_two
 from tests.reproduce.test_reproduce import write_config
-from tests.small_runs import SMALL_RUNS, make_inputs
+from tests.small_runs import SMALL_RUNS
 
 pytestmark = pytest.mark.slow
 
@@ -94,13 +94,6 @@ class Case(NamedTuple):
     two: str = ""
     holds: Mapping[str, int] = MappingProxyType({})
     tolerance: float = 1e-6
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    make_inputs(folder)
-    return folder
 
 
 def tables(folders: tuple[Path, Path], tolerance: float) -> None:
