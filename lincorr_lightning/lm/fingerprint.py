@@ -3,11 +3,11 @@
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ _TEXTS = (
     " x = 12345.678\n\tprint(x)",
     "L'été à Zürich: «¿Qué?» 東京は日本の首都。 Москва القاهرة 🙂",
 )
+# What a module keeps that says nothing of what it computes, or is compared as a tensor.
+_NO_SWITCHES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _LANES = 4093  # a prime, so that no row is a whole number of lanes and swapped rows change the sums
 
 
@@ -87,6 +89,16 @@ def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:
     return _digest(*parts)
 
 
+def fingerprint_weights(model: nn.Module) -> str:
+    """Hash of an LM's parameters and buffers, and of how its adapters of peft are switched."""
+    weights = fingerprint_tensors(model.state_dict())
+    adapted = [part for part in model.modules() if hasattr(part, "active_adapter")]
+    if not adapted:
+        return weights
+    switches = [_switches_of_module(part, lambda _: None) for part in adapted]
+    return _digest(weights.encode(), _json(switches))
+
+
 def bit_sums(tensors: Iterable[Tensor]) -> Tensor:
     """Return sums, int64, that show whether any tensor was written to, in whatever way.
 
@@ -97,6 +109,34 @@ def bit_sums(tensors: Iterable[Tensor]) -> Tensor:
     local = [_local(tensor) for tensor in tensors]
     parts = [part for tensor in local for part in _lane_sums(tensor)]
     return torch.cat([part.to(local[0].device, torch.int64) for part in parts])
+
+
+def switches_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Return what the modules of an LM keep beside parameters, to be compared later.
+
+    It is what decides how they compute: which adapters are active or disabled, their scales, hooks,
+    and replaced forwards, whoever made them. Modes and tensors are left out.
+    """
+    return [_switches_of_module(module, id) for module in model.modules()]
+
+
+def _switches_of_module(module: nn.Module, of_object: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return copies of plain data that a module keeps; `of_object` stands for other objects."""
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, (bool, int, float, str, type(None))):
+            return value
+        if isinstance(value, Mapping):
+            return {key: copy(member) for key, member in value.items()}
+        if isinstance(value, (list, tuple, set)):
+            return [copy(member) for member in value]
+        return of_object(value)
+
+    return {
+        key: copy(value)
+        for key, value in vars(module).items()
+        if key not in _NO_SWITCHES and not isinstance(value, Tensor)
+    }
 
 
 def _local(tensor: Tensor) -> Tensor:

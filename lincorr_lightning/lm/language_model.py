@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
         self._tested: dict[tuple[type, bool], _Support] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
-        self._weights_print: tuple[object, str] | None = None
+        self._whole_print: str | None = None
         self.state_cache: StateCache | None = None
         if self.config.state_cache is not None:
             self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
@@ -195,14 +195,9 @@ class LanguageModel(nn.Module):
             return
         if self.config.compile and splits_matrices(mesh):
             raise ConfigError("tensor parallelism goes without model.lm.compile. Set it to false.")
-        whole = self.fingerprint["weights"]
+        self._whole_print = prints.fingerprint_weights(self.model)  # later it would need all ranks
         shard(self.model, mesh)
         self._batches.shared_on = mesh.device_type
-        # Computing it after sharding would need all ranks.
-        self._weights_print = self._weights_state(), whole
-
-    def _weights_state(self) -> object:
-        return tuple((p.data_ptr(), p._version) for p in self.model.parameters())
 
     @property
     def prefix(self) -> list[int]:
@@ -580,18 +575,12 @@ class LanguageModel(nn.Module):
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
-        The weights are read at memory speed; for a frozen LM their hash is cached.
+        The weights, and which adapters are in use, are read at memory speed; of a sharded LM, they
+        are those from before it was sharded.
         """
-        state = self._weights_state()
-        is_frozen = not any(p.requires_grad for p in self.model.parameters())
-        cached = self._weights_print
-        # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
-        if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
-            weights = prints.fingerprint_tensors(self.model.state_dict())
-            cached = self._weights_print = (state, weights)
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),
             "dtype": modes.dtype_name(self.model.dtype),
-            "weights": cached[1],
+            "weights": self._whole_print or prints.fingerprint_weights(self.model),
         }

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,14 +43,52 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def reading(module: nn.Module, device_type: str, compiled: bool = False) -> Iterator[None]:
     """Run a module in eval mode and its own dtype inside a ``with`` block.
 
-    What others have compiled, such as an LM in training, runs as it was written unless `compiled`:
-    other shapes and a patched head would compile it anew.
+    The forward is that of the module's class, without what has been put around it on the object: a
+    trainer's mixed precision would round there, inside of the autocast that is off here. What
+    others have compiled, such as an LM in training, runs as it was written unless `compiled`: other
+    shapes and a patched head would compile it anew.
     """
     stance: AbstractContextManager[object] = nullcontext()
     if not compiled and "torch._dynamo" in sys.modules:  # else nothing is; importing it takes long
         stance = torch.compiler.set_stance("force_eager")
-    with stance, evaluating(module), torch.autocast(device_type, enabled=False):
+    no_autocast = torch.autocast(device_type, enabled=False)
+    with stance, evaluating(module), no_autocast, _as_written(module):
         yield
+
+
+@contextmanager
+def _as_written(module: nn.Module) -> Iterator[None]:
+    """Take off what was put around the forward of a module, and autocast around those of parts."""
+    replaced: dict[nn.Module, Any] = {}
+    for part in module.modules():
+        forward = vars(part).get("forward")
+        inner = None if forward is None else _below_autocast(forward)
+        # accelerate's hooks move the inputs of layers on several devices.
+        if forward is not None and part is module and not hasattr(part, "_hf_hook"):
+            inner = None
+        if inner is not forward:
+            replaced[part] = vars(part).pop("forward")
+            vars(part).update({} if inner is None else {"forward": inner})
+    try:
+        yield
+    finally:
+        for part, forward in replaced.items():
+            vars(part)["forward"] = forward
+
+
+def _below_autocast(forward: Any) -> Any:
+    """Return what the innermost ``torch.autocast`` decorates in a forward; itself without any."""
+    below = forward
+    layer = forward
+    while layer is not None:
+        inner = getattr(layer, "__wrapped__", None)
+        if hasattr(layer, "__script_unsupported"):  # the mark of torch.autocast's decorator
+            below = inner
+        layer = inner
+    # A method of a wrapper has the module as its first argument, and so has what it wraps.
+    takes_module = below is not forward and hasattr(forward, "__self__")
+    takes_module = takes_module and not hasattr(below, "__self__")
+    return MethodType(below, forward.__self__) if takes_module else below
 
 
 def trained_in_half_precision(model: nn.Module) -> list[nn.Parameter]:

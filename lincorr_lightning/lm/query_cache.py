@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.batching import RowsContext
-from lincorr_lightning.lm.fingerprint import bit_sums
+from lincorr_lightning.lm.fingerprint import bit_sums, switches_of
 from lincorr_lightning.lm.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class QueryCache:
         self._logits: dict[Query, Tensor] = {}
         self._pause = self._version = 0
         self._sums: Tensor | None = None  # of the weights, in the last pause that needed them
-        self._adapters: list[Any] = []
+        self._switches: list[Any] = []
         self._is_checked = False  # whether `_version` is that of this pause
 
     @classmethod
@@ -93,24 +93,20 @@ class QueryCache:
             self._forget()
 
     def weights_version(self) -> int:
-        """Return a number that differs after any change of weights, or of the adapters in use."""
+        """Return a number that differs after any change of weights, or of what is switched on."""
         if not self._is_checked:
             # Looked up each time, since sharding replaces parameters.
             held = self._holder.parameters() if self._holder is not None else ()
             trained = (parameter for parameter in held if parameter.requires_grad)
-            model: Any = self.lm.model
+            model = self.lm.model
             sums = bit_sums(dict.fromkeys(chain(model.parameters(), model.buffers(), trained)))
-            adapters = [
-                (layer.disable_adapters, tuple(layer.active_adapters), dict(layer.scaling))
-                for layer in model.modules()
-                if isinstance(getattr(layer, "scaling", None), dict)  # a layer of peft
-            ]
+            switches = switches_of(model)
             same = self._sums is not None and torch.equal(sums, self._sums.to(sums.device))
             # All ranks that share an LM read it together, or none does.
-            if self.lm.any_rank(not same or adapters != self._adapters):
+            if self.lm.any_rank(not same or switches != self._switches):
                 self._forget()
                 self._sums = sums
-                self._adapters = adapters
+                self._switches = switches
             self._is_checked = True
         return self._version
 

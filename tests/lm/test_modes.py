@@ -1,11 +1,15 @@
-"""Forward passes of half-precision LMs in float32."""
+"""Forward passes of half-precision LMs in float32, and of LMs that others have wrapped."""
 
+from collections.abc import Callable
+from functools import wraps
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
-from lincorr_lightning.lm.modes import float32_forward
+from lincorr_lightning.lm.modes import float32_forward, reading
 from tests.toys import ARCHITECTURES, toy_model
 
 # Mamba casts its last hidden states to the head's dtype by itself, before the head runs.
@@ -43,3 +47,76 @@ def test_weights_are_restored_also_after_an_error() -> None:
         assert parameter.dtype == torch.bfloat16
         assert parameter.data_ptr() == addresses[name]
         assert torch.equal(parameter, before[name])
+
+
+IN_BFLOAT16 = torch.autocast("cpu", torch.bfloat16)
+
+
+def _by_accelerate(model: Any) -> None:
+    Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+
+
+def _by_hand(model: Any) -> None:
+    forward = model.forward
+
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        with IN_BFLOAT16:
+            return forward(*args, **kwargs)
+
+    model.forward = rounded
+
+
+def _decorated(model: Any) -> None:
+    model.forward = IN_BFLOAT16(model.forward)
+
+
+def _decorated_twice(model: Any) -> None:
+    _by_accelerate(model)
+    _decorated(model)
+
+
+def _decorated_backbone(model: Any) -> None:
+    _decorated(model.model)
+
+
+def _decorated_function_of_a_layer(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    mlp.forward = MethodType(IN_BFLOAT16(type(mlp).forward), mlp)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        _by_accelerate,
+        _by_hand,
+        _decorated,
+        _decorated_twice,
+        _decorated_backbone,
+        _decorated_function_of_a_layer,
+    ],
+)
+def test_mixed_precision_inside_of_a_forward_is_not_read(wrap: Callable[[Any], None]) -> None:
+    model = toy_model("llama").eval()
+    wrap(model)
+    forwards = [vars(part).get("forward") for part in model.modules()]
+    with torch.no_grad():
+        expected = toy_model("llama").eval()(input_ids=IDS).logits
+        rounded = model(input_ids=IDS).logits
+        with reading(model, "cpu"):
+            assert torch.equal(model(input_ids=IDS).logits, expected)
+        assert torch.equal(model(input_ids=IDS).logits, rounded)
+    assert not torch.equal(rounded, expected)
+    assert [vars(part).get("forward") for part in model.modules()] == forwards
+
+
+def test_a_steered_layer_is_read_as_steered() -> None:
+    """With autocast around it, too: only what autocast decorates is taken off."""
+    model = toy_model("llama").eval()
+    mlp: Any = model.model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = wraps(forward)(lambda states: 2 * forward(states))
+    with torch.no_grad():
+        expected = model(input_ids=IDS).logits
+        _decorated(mlp)
+        with reading(model, "cpu"):
+            assert torch.equal(model(input_ids=IDS).logits, expected)

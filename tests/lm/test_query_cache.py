@@ -1,7 +1,9 @@
 """The query cache evaluates what all callbacks read in one forward pass."""
 
+import peft
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
@@ -76,6 +78,46 @@ def test_any_write_to_the_weights_is_noticed(small_lm, write, dtype):
     fresh = QueryCache(lm).read([([query], [5, 6, 7])])[0]
     assert torch.equal(after, fresh)
     assert write == "least" or not torch.equal(after, before)
+
+
+ADAPTERS = {
+    "LoRA": peft.LoraConfig(r=2, target_modules=["q_proj"]),
+    "IA3": peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+    "VeRA": peft.VeraConfig(r=2, target_modules=["q_proj"]),
+    "OFT": peft.OFTConfig(oft_block_size=4, target_modules=["q_proj"]),
+    "LNTuning": peft.LNTuningConfig(target_modules=["input_layernorm"]),
+}
+SWITCHES = {
+    "disabled": lambda wrapped: wrapped.base_model.disable_adapter_layers(),
+    "switched": lambda wrapped: wrapped.set_adapter("other"),
+    "deleted": lambda wrapped: wrapped.delete_adapter("first"),
+    "merged": lambda wrapped: wrapped.base_model.merge_adapter(),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters_that_are_switched_are_noticed(small_lm, kind, switch):
+    base = AutoModelForCausalLM.from_pretrained(small_lm)
+    tokenizer = AutoTokenizer.from_pretrained(small_lm)
+    wrapped = peft.get_peft_model(base, ADAPTERS[kind], adapter_name="first")
+    wrapped.add_adapter("other", ADAPTERS[kind])
+    for seed, parameter in enumerate(wrapped.parameters()):
+        torch.manual_seed(seed)
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    wrapped.eval().requires_grad_(False)
+    lm = LanguageModel.from_module(base, tokenizer)
+    cache = QueryCache(lm)
+    prompt = "name1 lives in the city of"
+    read, expected = [], []
+    for change in (lambda _: None, SWITCHES[switch]):
+        change(wrapped)
+        cache.start_pause()
+        read.append((cache.read([([Query(prompt)], [5, 6, 7])])[0], lm.fingerprint["weights"]))
+        logits = base(**tokenizer(prompt, return_tensors="pt")).logits
+        expected.append(logits[:, -1, 5:8].double())
+    torch.testing.assert_close([logits for logits, _ in read], expected, rtol=1e-4, atol=1e-5)
+    assert read[0][1] != read[1][1]
 
 
 def test_trained_half_precision_weights_are_not_exchanged(small_lm: str) -> None:
