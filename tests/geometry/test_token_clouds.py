@@ -49,12 +49,12 @@ def test_modes_autocast_and_gradients_are_left_alone(lm):
 
 
 def test_an_lm_without_hidden_states_is_refused(lm, monkeypatch):
-    def silent(input_ids, attention_mask=None, **_):
+    def silent(self, input_ids, attention_mask=None, **_):
         from transformers.modeling_outputs import CausalLMOutput
 
         return CausalLMOutput(logits=torch.zeros(*input_ids.shape, 3))
 
-    monkeypatch.setattr(lm.model, "forward", silent)
+    monkeypatch.setattr(type(lm.model), "forward", silent)
     with pytest.raises(LanguageModelError, match="does not return the hidden state"):
         read_layers(lm, torch.tensor([[5, 6]]), ["one"])
 
