@@ -141,6 +141,9 @@ class GradientCorrelation(PeriodicCallback):
             self.log_scalars(self._named(numbers, "edit_step/"), 0)
         self.state.last_measured = None  # the first step is measured in any case
 
+    def catch_up(self) -> None:
+        """Keep the last step's number: weights between two updates have none."""
+
     def _named(self, numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
         return {f"{prefix}{name}/{self._at.tag}": numbers[name] for name in _NAMES}
 

@@ -278,10 +278,7 @@ class PeriodicCallback(L.Callback):
         """Note the adapter that is measured, and prepare the measurement after the step."""
         if self._is_first:
             self.run.start_batch(pl_module)
-        self._is_awaited = trainer.is_last_batch and any(
-            getattr(each, "monitor", None) in self.state.metrics
-            for each in trainer.callbacks  # type: ignore[attr-defined]
-        )
+        self._is_awaited = self._is_monitored(trainer) and _is_read_after(self.run, batch_idx)
         edits = independent_edits(batch)
         # The first of the adapters that are trained side by side; a rank without edits has none.
         self.adapter_id = 0 if edits is not None and edits.edits else None
@@ -295,6 +292,29 @@ class PeriodicCallback(L.Callback):
             self.run.end_batch(pl_module)
         if self.run.was_updated:
             self.after_update(independent_edits(batch))
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Measure the weights that are validated, if another callback reads a number after it.
+
+        They may be others than those in training, such as their averages.
+        """
+        if self._run is None:
+            return
+        if self._is_first:
+            self.run.cache.start_pause()
+        if self._is_monitored(trainer):
+            self.catch_up()
+
+    def _is_monitored(self, trainer: Any) -> bool:
+        monitored = [getattr(each, "monitor", None) for each in trainer.callbacks]
+        return getattr(trainer, "reads_all_metrics", False) or any(
+            key in self.state.metrics for key in monitored
+        )
+
+    def catch_up(self) -> None:
+        """Measure the LM as it is, unless it has been, or each edit is trained by itself."""
+        if not self.run.is_independent:
+            self.measure_once()
 
     def complete(self, trainer: L.Trainer) -> None:
         """Collect the results on the current weights, and write their tables and figures.
@@ -317,6 +337,11 @@ class PeriodicCallback(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Measure again if other callbacks have changed the LM after training; release it."""
+        self.measure_changed_weights()
+        self._run = None
+
+    def measure_changed_weights(self) -> None:
+        """Measure again if the LM has changed since the end of training."""
         if self._run is not None and self.output is not None and self.adapter_id is None:
             cache = self.run.cache
             if self._is_first:
@@ -324,7 +349,6 @@ class PeriodicCallback(L.Callback):
             is_fixed = self.is_of_start or cache.lm.is_sharded
             if not is_fixed and cache.weights_version() != self._measured_version:
                 self._publish()
-        self._run = None
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -343,7 +367,7 @@ class PeriodicCallback(L.Callback):
         """Return whether to measure after update `step`, or a step of independent edits.
 
         A batch may make several updates, so it is due if after the next batch it could be too late;
-        it also is at the end of an epoch, where another callback may monitor a key.
+        it also is where another callback reads a key that it monitors.
         """
         if edits is not None:
             return (edits.step + 1) % self.every_n_steps == 0 or edits.last
@@ -426,6 +450,22 @@ def periodic_callbacks(trainer: L.Trainer) -> list[PeriodicCallback]:
     """Return the callbacks of a run that evaluate an LM every few steps."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return [each for each in callbacks if isinstance(each, PeriodicCallback)]
+
+
+def _is_read_after(run: LMRun, batch_idx: int) -> bool:
+    """Return whether other callbacks may read numbers after a batch.
+
+    They do at the end of an epoch, after a validation, and where checkpoints are written.
+    """
+    trainer: Any = run.trainer
+    step = trainer.global_step
+    next_step = step + run.max_updates_per_batch
+    every = [getattr(each, "_every_n_train_steps", 0) for each in trainer.callbacks]
+    return (
+        trainer.is_last_batch
+        or (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
+        or any(next_step // n > step // n for n in every if n)
+    )
 
 
 def _open_all(trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -26,6 +26,7 @@ _TEXTS = (
 )
 # What a module keeps that says nothing of what it computes, or is compared as a tensor.
 _NO_SWITCHES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
+_NO_SWITCHES |= {"_output_capturing_hooks_installed"}  # by transformers, when states are read first
 _LANES = 4093  # a prime, so that no row is a whole number of lanes and swapped rows change the sums
 
 
@@ -127,7 +128,7 @@ def _switches_of_module(module: nn.Module, of_object: Callable[[Any], Any]) -> d
         if isinstance(value, (bool, int, float, str, type(None))):
             return value
         if isinstance(value, Mapping):
-            return {key: copy(member) for key, member in value.items()}
+            return {key: copy(x) for key, x in value.items() if not _captures_outputs(x)}
         if isinstance(value, (list, tuple, set)):
             return [copy(member) for member in value]
         return of_object(value)
@@ -137,6 +138,10 @@ def _switches_of_module(module: nn.Module, of_object: Callable[[Any], Any]) -> d
         for key, value in vars(module).items()
         if key not in _NO_SWITCHES and not isinstance(value, Tensor)
     }
+
+
+def _captures_outputs(value: Any) -> bool:
+    return getattr(value, "__module__", None) == "transformers.utils.output_capturing"
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -376,8 +376,38 @@ def test_every_key_can_be_monitored(run, own_map, tmp_path, independent):
         expected = naive.outcomes(base, base, EDITS[:N_WATCHED], OTHERS)
         found = [start.metrics[key] for key in expected]
         assert found == pytest.approx([metric_of(*one) for one in expected.items()], abs=3e-4)
-        # What is monitored is measured at the end of each epoch, however large the interval is.
-        assert [step for step, _ in three[0].history["generalization/unchanged"]] == [0, 4]
+        # What is monitored is measured where a checkpoint is saved, however large the interval is.
+        assert [step for step, _ in three[0].history["generalization/unchanged"]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("saved", "options", "other"),
+    [
+        ({"every_n_train_steps": 3}, {}, None),
+        ({}, {"val_check_interval": 3, "check_val_every_n_epoch": None}, None),
+        ({}, {"val_check_interval": 3, "accumulate_grad_batches": 2}, None),
+        ({}, {"val_check_interval": 2}, lambda: EMAWeightAveraging(decay=0.5)),
+        ({"every_n_train_steps": 3}, {"kind": Two}, None),
+    ],
+)
+def test_a_checkpoint_is_chosen_by_the_number_of_its_weights(
+    run, own_map, tmp_path, saved, options, other
+):
+    """However many steps lie between two measurements."""
+    options = {"kind": Recorded, "max_epochs": 2, "enable_checkpointing": True} | options
+    key = "resilience/city->country"
+    keeps = ModelCheckpoint(tmp_path, "{step}", key, save_top_k=-1, **saved)
+    callbacks = [
+        *three_callbacks(own_map, every_n_steps=1000),
+        keeps,
+        *([other()] if other else []),
+    ]
+    module, _ = run(options.pop("kind"), *callbacks, **options)
+    assert len(keeps.best_k_models) > 1
+    for path, r in keeps.best_k_models.items():
+        module.load_state_dict(torch.load(path, weights_only=False)["state_dict"])
+        now = read(module.backbone, module.tokenizer, ())
+        assert float(r) == pytest.approx(correlation(own_map, now), abs=3e-4), path
 
 
 # -- compiled LMs ----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The callbacks in a Hugging Face Trainer."""
 
-import copy
 from itertools import pairwise
 
 import pytest
@@ -36,15 +35,21 @@ class Sentences(torch.utils.data.Dataset):
 
 
 class Keeps(TrainerCallback):
-    """Copies of the LM before training and after each step."""
+    """Copies of the LM before training and after each step, and metrics of evaluations by step."""
 
     def __init__(self):
         self.states = []
+        self.evaluated = {}
 
     def on_train_begin(self, args, state, control, model=None, **others):
-        self.states.append(copy.deepcopy(model))
+        plain = type(model)(model.config).eval()  # a copy would have the Trainer's own forward
+        plain.load_state_dict(model.state_dict())
+        self.states.append(plain)
 
     on_step_end = on_train_begin
+
+    def on_evaluate(self, args, state, control, metrics=None, **others):
+        self.evaluated[state.global_step] = metrics
 
 
 @pytest.fixture
@@ -77,15 +82,16 @@ def train(small_lm, tmp_path):
     return run
 
 
-def test_numbers_are_those_of_plain_forwards(own_map, train, tmp_path):
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}])
+def test_numbers_are_those_of_plain_forwards(own_map, train, tmp_path, precision):
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     gradients = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
     resilience = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     keeps = Keeps()
     watch = HuggingFaceCallback(gradients, count, resilience)
-    trainer = train(watch, keeps, gradient_accumulation_steps=2)
+    trainer = train(watch, keeps, gradient_accumulation_steps=2, **precision)
     states, tokenizer = keeps.states, trainer.processing_class
-    bare = train(gradient_accumulation_steps=2)
+    bare = train(gradient_accumulation_steps=2, **precision)
     for one, other in zip(trainer.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(one, other)
     subjects = [edit["subject"] for edit in naive.EDITS]
@@ -156,6 +162,38 @@ def test_their_early_stopping_finds_the_keys(own_map, train):
     cities = naive.logits(trainer.model, trainer.processing_class, "city", subjects).argmax(1)
     right = [naive.CITIES[i] == edit["answer"] for i, edit in zip(cities, naive.EDITS, strict=True)]
     assert count.results["source_learned"] == pytest.approx(sum(right) / len(right))
+
+
+@pytest.mark.parametrize(
+    "when", [{"eval_strategy": "steps", "eval_steps": 3}, {"eval_strategy": "epoch"}]
+)
+def test_evaluations_are_of_the_weights_they_evaluate(own_map, train, when):
+    """Whether or not the callbacks measure that step, and after other hands changed the LM."""
+    weight, bias = own_map.weight, own_map.bias
+    options = {"linear_map": own_map.folder, "subjects": SUBJECTS, "every_n_steps": 100}
+    gradients, keeps = GradientCorrelation("city->country", **options), Keeps()
+    trainer = train(HuggingFaceCallback(Resilience(**options), gradients), keeps, **when)
+
+    def answers(model):
+        return naive.answers(model, trainer.processing_class, SUBJECTS)
+
+    def of_map(now):
+        return naive.r(now["city"] @ weight.T + bias, now["country"])
+
+    def of_step(then, now):
+        return naive.r((now["city"] - then["city"]) @ weight.T, now["country"] - then["country"])
+
+    states = [answers(state) for state in keeps.states]
+    assert len(keeps.evaluated) > 1
+    for i, metrics in keeps.evaluated.items():
+        r = of_step(states[i - 1], states[i])
+        assert metrics["eval_gradient_correlation/city->country"] == pytest.approx(r, abs=1e-3)
+        r = of_map(states[i])
+        assert metrics["eval_resilience/city->country"] == pytest.approx(r, abs=1e-3)
+    with torch.no_grad():
+        trainer.model.get_output_embeddings().weight.add_(0.1)
+    changed = trainer.evaluate()["eval_resilience/city->country"]
+    assert changed == pytest.approx(of_map(answers(trainer.model)), abs=1e-3)
 
 
 def _train_in_two(rank, folder, out):
