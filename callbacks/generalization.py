@@ -112,6 +112,7 @@ class Generalization(PeriodicCallback):
 
     study = "generalization"
     state_class = GeneralizationState
+    returned = (*PeriodicCallback.returned, "cases", "others")
 
     def __init__(
         self,

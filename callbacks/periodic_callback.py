@@ -15,7 +15,11 @@ from torch import nn
 
 from lincorr_lightning.errors import CheckpointError, listed, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
-from lincorr_lightning.lightning_workarounds import after_train_end, cancel_after_train_end
+from lincorr_lightning.lightning_workarounds import (
+    after_train_end,
+    cancel_after_train_end,
+    return_attributes,
+)
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
 from lincorr_lightning.linear_map.layout import JointLayout, RowReader
@@ -25,6 +29,8 @@ from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.results import run_folder as runs
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
+
+return_attributes()
 
 
 @dataclass
@@ -146,6 +152,8 @@ class PeriodicCallback(L.Callback):
     state_class: ClassVar[type[CallbackState]] = CallbackState
     is_of_start: ClassVar[bool] = False  #: Whether the results are of the LM before training.
     relation: str | None = None  #: Relation as the user named it, if any.
+    returned: ClassVar[tuple[str, ...]] = ("state", "results", "output")
+    """Attributes that come back from the process of a spawned run."""
 
     def __init__(
         self, every_n_steps: int = 10, lm: str | None = None, tokenizer: str | None = None

@@ -35,6 +35,7 @@ class StopAtLeak(L.Callback):
     """
 
     follows_measurements = True  # see `PeriodicCallback.setup`
+    returned = ("best_step", "stopped_step")
 
     def __init__(
         self, min_learned: float = 0.9, max_leak: float = 0.1, relation: str | None = None

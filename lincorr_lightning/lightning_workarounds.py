@@ -5,10 +5,15 @@ Every entry names the report in Lightning's repository, where there is one, and
 entry is no longer needed.
 """
 
+import pickle
 import re
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import lightning as L
@@ -18,6 +23,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.io import atomic_write, new_version
@@ -82,6 +88,7 @@ class RunLogger(TensorBoardLogger):
     """
 
     _claimed: int | None = None
+    returned = ("_claimed",)
 
     @property
     def version(self) -> int | str:
@@ -110,12 +117,13 @@ def after_signal_handlers(trainer: L.Trainer, install: Callable[[], None]) -> No
     """Call `install` whenever a Trainer has replaced the process's signal handlers (#1455)."""
     connector: Any = trainer._signal_connector
     register = connector.register_signal_handlers
+    connector.register_signal_handlers = partial(_call_both, register, install)
 
-    def register_signal_handlers() -> None:
-        register()
-        install()
 
-    connector.register_signal_handlers = register_signal_handlers
+def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    """Call two functions; unlike a function within another, it can go to a spawned process."""
+    first()
+    second()
 
 
 def after_train_end(trainer: L.Trainer, call: Callable[[], None]) -> None:
@@ -137,6 +145,54 @@ def after_train_end(trainer: L.Trainer, call: Callable[[], None]) -> None:
 def cancel_after_train_end(trainer: L.Trainer) -> None:
     """Forget what `after_train_end` was given, if anything."""
     vars(trainer.strategy).pop("on_train_end", None)
+
+
+def return_attributes() -> None:
+    """Let ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` return attributes of module and others.
+
+    The processes that they start train copies, of which Lightning returns the weights and
+    ``callback_metrics`` alone (#18775). The module, callbacks and loggers name in ``returned``
+    the attributes that the caller's objects take over from those of rank 0.
+    """
+    launcher: Any = _MultiProcessingLauncher
+    if hasattr(launcher, "_returns_attributes"):
+        return
+    get, update = launcher.get_extra_results, launcher.update_main_process_results
+
+    def get_extra_results(self: Any, trainer: L.Trainer) -> dict[str, Any]:
+        returned = {
+            key: {name: getattr(owner, name) for name in owner.returned}
+            for key, owner in _returning(trainer).items()
+        }
+        # Lightning's queue waits for ever if it holds over 64 kB, such as some hundred metrics.
+        file = Path(mkdtemp()) / "extra.pickle"
+        file.write_bytes(pickle.dumps((get(self, trainer), returned)))
+        return {"file": file}
+
+    def update_main_process_results(self: Any, trainer: L.Trainer, extra: dict[str, Any]) -> None:
+        metrics, returned = pickle.loads(extra["file"].read_bytes())
+        shutil.rmtree(extra["file"].parent)
+        update(self, trainer, metrics)
+        owners = _returning(trainer)
+        for key, values in returned.items():
+            if key in owners:  # a callback that the module makes is in the other process alone
+                vars(owners[key]).update(values)
+
+    launcher.get_extra_results = get_extra_results
+    launcher.update_main_process_results = update_main_process_results
+    launcher._returns_attributes = True
+
+
+def _returning(trainer: Any) -> dict[tuple[str, int], Any]:
+    """Return what has ``returned``, by class and number in it: a run may sort its callbacks."""
+    owners: dict[tuple[str, int], Any] = {}
+    counts: Counter[str] = Counter()
+    for owner in (trainer.lightning_module, *trainer.callbacks, *trainer.loggers):
+        if hasattr(owner, "returned"):
+            kind = type(owner).__qualname__
+            owners[kind, counts[kind]] = owner
+            counts[kind] += 1
+    return owners
 
 
 def write_configs_as_they_are_read() -> None:

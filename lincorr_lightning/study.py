@@ -19,6 +19,7 @@ from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import data_shard, gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
+from lincorr_lightning.lightning_workarounds import return_attributes
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_data
@@ -27,6 +28,7 @@ from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_shardi
 from lincorr_lightning.results import run_folder as runs
 from lincorr_lightning.results.results import Results
 
+return_attributes()
 T = TypeVar("T")
 
 _START_ANEW = "Use the settings of the run that wrote it (its config.yaml), or start a new run."
@@ -131,6 +133,9 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Setting of the size of a step, if gradients must not be accumulated over batches."""
     refused_callbacks: tuple[type[callbacks.Callback], ...] = ()
     """Callbacks of Lightning that the study cannot be trained with, beside those that none can."""
+
+    returned: ClassVar[tuple[str, ...]] = ("results",)
+    """Attributes that come back from the process of a spawned run."""
 
     results: Results | None = None  #: Results of the last run; None before.
     lm_info: Mapping[str, Any] = MappingProxyType({})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import callbacks
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError
@@ -15,7 +16,7 @@ from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import FIXED_TRAINING, Study
-from tests.launching import launch
+from tests.launching import launch, start_server
 from tests.toys import quiet_trainer
 
 
@@ -64,6 +65,17 @@ def checkpoint(tmp_path: Path) -> Path:
     trainer.fit(Counting(lm=LMConfig()), loader())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     return tmp_path / "end.ckpt"
+
+
+def test_results_come_back_from_processes_that_the_trainer_starts(tmp_path: Path) -> None:
+    start_server()
+    strategy = DDPStrategy(start_method="forkserver")
+    trainer = quiet_trainer(tmp_path, devices=2, strategy=strategy, use_distributed_sampler=False)
+    study = Counting()
+    trainer.fit(study, loader())
+    assert study.n == 0  # it was trained elsewhere
+    assert study.results is not None
+    assert study.results.values == {"n": 4}
 
 
 def test_a_run_ends_in_one_place(tmp_path: Path) -> None:

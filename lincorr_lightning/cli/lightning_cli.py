@@ -208,7 +208,7 @@ class LincorrCLI(LightningCLI):
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
         trainer = super().instantiate_trainer(**kwargs)
         replace_fit_loop(trainer)
-        after_signal_handlers(trainer, termination.current.handle_signals)
+        after_signal_handlers(trainer, termination.handle_signals)
         used: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         used.append(RunFolder(name))
         bar: Any = trainer.progress_bar_callback

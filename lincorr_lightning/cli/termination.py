@@ -70,6 +70,11 @@ class Termination:
 current = Termination()  # the handler of this process; only the program `lincorr` installs it
 
 
+def handle_signals() -> None:
+    """Handle the signals of this process, also in one that a Trainer has started."""
+    current.handle_signals()
+
+
 @contextmanager
 def exit_at_signals() -> Iterator[None]:
     """Exit with one line on SIGTERM (status 143) and SIGINT (130) in the ``with`` block.

@@ -68,6 +68,10 @@ class Figure:
     def _repr_png_(self) -> bytes:
         return self.png
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as a picture: what draws it may hold an LM."""
+        return type(self), (self.name, self.caption, partial(bytes, self.png))
+
 
 @dataclass
 class Results:

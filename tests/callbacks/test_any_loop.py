@@ -14,15 +14,21 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.callbacks import (
+    Generalization,
+    GradientCorrelation,
+    Resilience,
+    StopAtLeak,
+)
 from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.finetune.batches import EditTraining
 from tests.callbacks import naive
-from tests.launching import launch
+from tests.launching import launch, start_server
 from tests.toys import NO_FILES, quiet_trainer, read_table
 
 pytestmark = pytest.mark.slow
@@ -304,6 +310,33 @@ def fit_in_two(rank, small_lm, own_map, folder):
 
 def test_two_processes(small_lm, own_map, tmp_path):
     launch(2, fit_in_two, small_lm, own_map, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["forkserver", *(pytest.param(x, marks=pytest.mark.nightly) for x in ("spawn", "fork"))],
+)
+def test_processes_that_the_trainer_starts(small_lm, own_map, tmp_path, start):
+    """What `ddp_spawn` and `ddp_notebook` measured comes back, as the weights do."""
+    start_server()
+    three, stop = three_callbacks(own_map), StopAtLeak(0, 1)
+    module, strategy = naive.Module(small_lm, 0.02), DDPStrategy(start_method=start)
+    base = read(module.backbone, module.tokenizer, ())
+    options = {"strategy": strategy, "devices": 2, "callbacks": [stop, *three]}
+    trainer = quiet_trainer(tmp_path, **options, **NO_FILES)
+    trainer.fit(module, naive.sentences(small_lm))
+    after = read(module.backbone, module.tokenizer, three[0].others)
+    assert three[2].results["before"] == pytest.approx(correlation(own_map, base), abs=3e-4)
+    assert three[2].results["after"] == pytest.approx(correlation(own_map, after), abs=3e-4)
+    cities = [naive.CITIES[i] for i in after["city"][: len(EDITS)].argmax(1)]
+    learned = [city == edit["answer"] for city, edit in zip(cities, EDITS, strict=True)]
+    assert [case.source_learned for case in three[0].cases] == learned
+    assert stop.best_step in dict(three[1].history["gradient_correlation/city->country"])
+    for callback in three:
+        for table in callback.output.tables:
+            (file,) = tmp_path.rglob(f"{table.name}.csv")
+            assert len(read_table(file)) == len(table) > 0
+        assert all(figure.png for figure in callback.output.figures)
 
 
 # -- the steps that are measured -------------------------------------------------------------------
