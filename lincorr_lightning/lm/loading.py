@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.errors import LanguageModelError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.gguf_file import check_tensors, complete_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -239,6 +240,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+        if checkpoint.gguf_file is not None:
+            complete_config(config, Path(checkpoint.location) / checkpoint.gguf_file)
     attention = checkpoint.request.attn_implementation or config._attn_implementation
     if "/" in str(attention) and not checkpoint.request.trust_remote_code:
         raise LanguageModelError(
@@ -412,6 +415,8 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         )
     _check_layers(checkpoint, model, info["unexpected_keys"])
     if checkpoint.gguf_file is not None:
+        path = Path(checkpoint.location) / checkpoint.gguf_file
+        check_tensors(model, path, info["unexpected_keys"])
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         model.hf_quantizer = None
         model.is_quantized = False
