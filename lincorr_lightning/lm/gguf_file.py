@@ -59,7 +59,8 @@ def complete_config(config: Any, path: Path) -> None:
     read: Any = {key: key for key in values if "rope.scaling" not in key}  # by its newer reader
     if kind not in _NEWER:
         # It takes the number of rotary dimensions for the size of a Llama's heads.
-        read = {**GGUF_CONFIG_MAPPING.get(kind, {}), "rope.dimension_count": None}
+        known: Any = GGUF_CONFIG_MAPPING.get(kind, {})
+        read = known | {"rope.dimension_count": None}
     left = {key: value for key, value in values.items() if not read.get(key) and key not in _FREE}
     is_rotary = isinstance(getattr(config, "rope_parameters", None), dict)
     for key, name in _SETTINGS.items():

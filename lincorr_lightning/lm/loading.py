@@ -323,6 +323,8 @@ def _tokenizer_class(checkpoint: Checkpoint) -> Any:
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    from transformers import TokenizersBackend
+
     way_out = (
         "Copy the tokenizer files (config.json, tokenizer.json, tokenizer_config.json, ...) of the "
         "base LM into it, or pass their folder as lm.tokenizer (`audit`: as --lm)."
@@ -333,6 +335,14 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+        # The classes of some architectures build what they expect of the vocabulary, and leave out
+        # what else the LM was trained with: added tokens, a normalizer, a split of digits.
+        generic: Any = TokenizersBackend
+        is_built = isinstance(tokenizer, generic) and type(tokenizer) is not generic
+        is_own = checkpoint.gguf_file is not None or checkpoint.request.trust_remote_code
+        if is_built and not is_own and file_of(checkpoint, "tokenizer.json"):
+            saved = generic.from_pretrained(checkpoint.location, **checkpoint.options)
+            tokenizer._tokenizer = saved._tokenizer
         tokenizer("a text of 9 " * 9, verbose=False)  # some settings are used only now
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
