@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -223,12 +223,14 @@ def save_toy_gguf(
     quantization: str = "F32",
     merges: Sequence[str] = ("c i",),
     tokenizer: bool = True,
+    more: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Any:
     """Save a random Llama with a byte-level tokenizer as a GGUF file, as llama.cpp does.
 
-    `quantization` is that of the matrices; `merges` are those beside the 256 bytes. Returns the
-    model whose weights are in the file, in float32 before any quantization.
+    `quantization` is that of the matrices; `merges` are those beside the 256 bytes; `more` are
+    further keys and, as arrays, tensors of the file. Returns the model whose weights are in the
+    file, in float32 before any quantization.
     """
     letters = list(bytes_to_unicode().values())
     tokens = ["<|endoftext|>", *letters, *(merge.replace(" ", "") for merge in merges)]
@@ -239,7 +241,7 @@ def save_toy_gguf(
         **{"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
         | fields,
     )
-    return write_gguf(path, model, quantization, (tokens, merges) if tokenizer else None)
+    return write_gguf(path, model, quantization, (tokens, merges) if tokenizer else None, more)
 
 
 def write_gguf(
@@ -247,6 +249,7 @@ def write_gguf(
     model: Any,
     quantization: str = "F32",
     tokenizer: tuple[Sequence[str], Sequence[str]] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Any:
     """Write a Llama as a GGUF file, with tokens and merges of a byte-level tokenizer if any."""
     import gguf
@@ -285,11 +288,20 @@ def write_gguf(
             writer.add_tensor(target, gguf.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(target, np.ascontiguousarray(array))
+    add_to_gguf(writer, more or {})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def add_to_gguf(writer: Any, more: Mapping[str, Any]) -> None:
+    """Add keys and, as arrays, tensors to a GGUF file."""
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    adders |= {str: writer.add_string, list: writer.add_array, np.ndarray: writer.add_tensor}
+    for key, value in more.items():
+        adders[type(value)](key, value)
 
 
 NO_FILES: dict[str, Any] = {"logger": False, "enable_checkpointing": False}

@@ -38,14 +38,26 @@ class MicroBatches:
         tokens_per_forward: Maximum tokens of a batch, padding included; a longer row is one alone.
             None starts with a size that suits the device, and halves it when memory runs out.
         width: Hidden size of the LM; None if unknown.
+        uniform_from: Length from which positions depend on the longest row of a batch, so that rows
+            as long are batched with rows of their length alone; None if they never do.
     """
 
-    def __init__(self, tokens_per_forward: int | None = None, width: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens_per_forward: int | None = None,
+        width: int | None = None,
+        uniform_from: int | None = None,
+    ) -> None:
+        self.uniform_from = uniform_from
         self.fixed = tokens_per_forward
         self.width = width
         self.adapted: int | None = None
         # Type of the devices of ranks that share the LM, all of which must run equally often.
         self.shared_on: str | None = None
+
+    def is_uniform(self, length: int) -> bool:
+        """Return whether rows of a length can only be batched with rows of the same length."""
+        return self.uniform_from is not None and length >= self.uniform_from
 
     def max_over_ranks(self, number: int) -> int:
         """Return the maximum of a number over the ranks that share the LM."""
@@ -70,7 +82,7 @@ class MicroBatches:
             while rows:
                 longest = lengths[rows[0]]
                 batch = rows[: max(1, tokens // longest)]
-                if equal_lengths:
+                if equal_lengths or self.is_uniform(longest):
                     batch = [row for row in batch if lengths[row] == longest]
                 batches.append(batch)
                 rows = rows[len(batch) :]

@@ -91,7 +91,8 @@ class LanguageModel(nn.Module):
         )
         self._tested: dict[tuple[type, bool], _Support] = {}
         width = getattr(text, "hidden_size", None)
-        self._batches = MicroBatches(self.config.tokens_per_forward, width)
+        uniform_from = shared_prefixes.length_of_other_positions(text)
+        self._batches = MicroBatches(self.config.tokens_per_forward, width, uniform_from)
         self._whole_print: str | None = None
         self.state_cache: StateCache | None = None
         if self.config.state_cache is not None:
@@ -425,12 +426,15 @@ class LanguageModel(nn.Module):
     def _plan(
         self, rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
     ) -> tuple[list[PromptTree], str]:
+        error = self._test().sharing_error
+        if any(self._batches.is_uniform(len(rows[i])) for group in groups for i in group):
+            error = f"its positions change from {self._batches.uniform_from} tokens on"
         trees, why = shared_prefixes.plan_reading(
             self.model,
             [{i: rows[i] for i in group} for group in groups],
             self.config.share_prefixes,
             self._batches.fixed,
-            self._test().sharing_error,
+            error,
         )
         if self._batches.max_over_ranks(not trees) and trees:
             return [], "one by one, as another rank must"
@@ -453,6 +457,8 @@ class LanguageModel(nn.Module):
         def forward(domain: Sequence[int], batch: list[int]) -> None:
             chosen = [domain[i] for i in batch]
             ids, mask = self._encoder.pad([rows[i] for i in chosen])
+            if self._batches.is_uniform(ids.shape[1]):  # as if nothing longer had been read before
+                heads.call_model(self.model, ids[:1, :1].to(self.model.device))
             device = states.all.device
             ids, last = (heads.to_device(part, device) for part in (ids, mask.sum(1) - 1))
             with context(chosen) if context is not None else nullcontext():

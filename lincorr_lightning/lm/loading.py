@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.errors import LanguageModelError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.gguf_file import check_tensors, complete_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -239,6 +240,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+        if checkpoint.gguf_file is not None:
+            complete_config(config, Path(checkpoint.location) / checkpoint.gguf_file)
     attention = checkpoint.request.attn_implementation or config._attn_implementation
     if "/" in str(attention) and not checkpoint.request.trust_remote_code:
         raise LanguageModelError(
@@ -320,6 +323,8 @@ def _tokenizer_class(checkpoint: Checkpoint) -> Any:
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    from transformers import TokenizersBackend
+
     way_out = (
         "Copy the tokenizer files (config.json, tokenizer.json, tokenizer_config.json, ...) of the "
         "base LM into it, or pass their folder as lm.tokenizer (`audit`: as --lm)."
@@ -330,6 +335,14 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+        # The classes of some architectures build what they expect of the vocabulary, and leave out
+        # what else the LM was trained with: added tokens, a normalizer, a split of digits.
+        generic: Any = TokenizersBackend
+        is_built = isinstance(tokenizer, generic) and type(tokenizer) is not generic
+        is_own = checkpoint.gguf_file is not None or checkpoint.request.trust_remote_code
+        if is_built and not is_own and file_of(checkpoint, "tokenizer.json"):
+            saved = generic.from_pretrained(checkpoint.location, **checkpoint.options)
+            tokenizer._tokenizer = saved._tokenizer
         tokenizer("a text of 9 " * 9, verbose=False)  # some settings are used only now
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
@@ -412,6 +425,8 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         )
     _check_layers(checkpoint, model, info["unexpected_keys"])
     if checkpoint.gguf_file is not None:
+        path = Path(checkpoint.location) / checkpoint.gguf_file
+        check_tensors(model, path, info["unexpected_keys"])
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         model.hf_quantizer = None
         model.is_quantized = False

@@ -30,6 +30,9 @@ _ALIGNED = 8
 # These implementations take any mask; flash attention and the like take causal masks only.
 _ATTENTION = ("sdpa", "eager")
 _WINDOWS = ("window", "window_size", "attention_chunk_size")
+_ROPE = "rope_parameters", "rope_scaling"
+_FIXED_ROPE = {"default", "linear", "yarn", "llama3", "proportional", "mrope", "axial"}
+_LENGTHS = "original_max_position_embeddings", "max_position_embeddings"
 # A tree's tokens cost slightly more than a batch's, for the mask and its attention.
 _WORTHWHILE = 0.9
 
@@ -216,6 +219,20 @@ def prefix_sharing_error(
     if not heads.are_same(shared, plain, dtype):
         return "its logits would change"
     return None
+
+
+def length_of_other_positions(config: Any) -> int | None:
+    """Return the length from which rotary positions may depend on that of the longest row, or None.
+
+    As with LongRoPE and dynamic NTK scaling; types of scaling that are not known count as such.
+    """
+    rope = next((r for n in _ROPE if isinstance(r := getattr(config, n, None), dict) and r), {})
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    types = {part.get("rope_type", part.get("type", "default")) for part in parts}
+    if types <= _FIXED_ROPE:
+        return None
+    lengths = [part.get(name) for part in (*parts, vars(config)) for name in _LENGTHS]
+    return min((n for n in lengths if type(n) is int and n > 0), default=1)
 
 
 def narrowest_window(model: PreTrainedModel) -> int | None:

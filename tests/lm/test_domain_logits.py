@@ -21,7 +21,7 @@ from tests.lm.small_lms import (
     random_model,
     small_tokenizer,
 )
-from tests.toys import word_tokenizer
+from tests.toys import toy_model, word_tokenizer
 
 TOLERANCE = 1e-4
 
@@ -228,3 +228,38 @@ def test_half_precision_takes_the_fast_way(lm_folder: Folder) -> None:
     assert [how.by_rows for how in half._tested.values()] == [True]
     # Not on the dtype's own grid: the head's product was not rounded to it.
     assert not torch.equal(ours, ours.to(half.model.dtype).double())
+
+
+_LONG = {"rope_theta": 1e4, "rope_type": "longrope", "original_max_position_embeddings": 8}
+_LONG |= {"short_factor": [1.0] * 4, "long_factor": [2.0, 4.0, 8.0, 16.0], "attention_factor": 1.2}
+_PLAIN = {"rope_theta": 1e4, "rope_type": "default"}
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("llama", {"rope_parameters": _LONG}),
+        ("gemma3", {"rope_parameters": {"sliding_attention": _PLAIN, "full_attention": _LONG}}),
+        (
+            "qwen2",
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 8.0}}
+            | {"max_position_embeddings": 8},
+        ),
+    ],
+)
+def test_positions_that_depend_on_the_longest_row(architecture, changes, is_shared):
+    types = {"layer_types": ["sliding_attention", "full_attention"]}
+    changes = changes | (types if architecture == "gemma3" else {})
+    row = torch.randint(2, 50, (20,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [row[:n] for n in (4, 20, 7, 8, 9, 12, 20)]
+    expected = []
+    for ids in rows:
+        model = toy_model(architecture, **changes)
+        with torch.no_grad():
+            expected.append(model(torch.tensor([ids])).logits[0, -1].double())
+    model = toy_model(architecture, **changes)
+    lm = LanguageModel.from_module(model, word_tokenizer([f"w{i}" for i in range(48)]))
+    for _ in range(2):  # dynamic scaling keeps the longest length
+        logits = lm.logits_of_groups(rows, range(50), [0 if is_shared else i for i in range(7)])
+        torch.testing.assert_close(logits, torch.stack(expected), atol=1e-4, rtol=1e-4)

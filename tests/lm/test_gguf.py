@@ -8,8 +8,8 @@ import torch
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm import loading
-from tests.toys import save_toy_gguf, word_tokenizer
+from lincorr_lightning.lm import LMConfig, loading
+from tests.toys import add_to_gguf, save_toy_gguf, word_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="install lincorr-lightning[gguf]")
 
@@ -110,6 +110,86 @@ def test_bad_files_are_refused(toy, tmp_path, make, options, message):
     with pytest.raises(LanguageModelError, match=message) as refusal:
         LanguageModel.from_pretrained(str(tmp_path / "bad.gguf"), **options)
     assert "bad.gguf" in str(refusal.value)
+
+
+SCALED = {"rope_theta": 10000.0, "factor": 4.0}
+FACTORS = np.linspace(1, 8, 16, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("more", "fields"),
+    [
+        ({"rope.scaling.factor": 4.0}, SCALED | {"rope_type": "linear"}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_theta": 10000.0}),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_slow": 2.0}
+            | {"rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 8},
+            SCALED | {"rope_type": "yarn", "original_max_position_embeddings": 8, "beta_slow": 2.0},
+        ),
+        ({"rope_freqs.weight": FACTORS}, {"rope_theta": 10000.0}),
+        ({"logit_scale": 1.0, "attention.causal": True, "expert_count": 0}, {"rope_theta": 1e4}),
+    ],
+)
+def test_keys_that_transformers_does_not_read(tmp_path, more, fields):
+    more = {key if "weight" in key else f"llama.{key}": value for key, value in more.items()}
+    model = save_toy_gguf(tmp_path / "toy.gguf", more=more, rope_parameters=fields)
+    if "rope_freqs.weight" in more:
+        model.model.rotary_emb.inv_freq /= torch.tensor(FACTORS)
+    lm = LanguageModel.from_pretrained(str(tmp_path / "toy.gguf"))
+    ids = lm.rows(["The city of Paris lies in"])
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits[:, -1]
+    logits = lm.logits_of_rows(ids, range(lm.vocab_size))
+    torch.testing.assert_close(logits, expected.double(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "fields"),
+    [
+        ("stablelm", {"rope.dimension_count": 8}, {"rope_parameters.partial_rotary_factor": 0.25}),
+        ("starcoder2", {"rope.freq_base": 500.0}, {"rope_parameters.rope_theta": 500.0}),
+        ("gemma2", {"final_logit_softcapping": 3.0}, {"final_logit_softcapping": 3.0}),
+        ("gemma2", {"attention.key_length": 8}, {"query_pre_attn_scalar": 8}),
+        ("gemma2", {"block_count": 46}, {"query_pre_attn_scalar": 32}),
+        ("phi3", {"attention.sliding_window": 8}, {"sliding_window": 8}),
+        ("qwen3", {"attention.key_length": 16}, {"head_dim": 16}),
+    ],
+)
+def test_keys_of_other_architectures(tmp_path, architecture, more, fields):
+    writer = gguf.GGUFWriter(tmp_path / "toy.gguf", architecture)
+    sizes = {"embedding_length": 64, "block_count": 2, "attention.head_count": 2, "vocab_size": 9}
+    add_to_gguf(writer, {f"{architecture}.{k}": v for k, v in {**sizes, **more}.items()})
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    checkpoint = loading.find_checkpoint(LMConfig(str(tmp_path / "toy.gguf")))
+    config = loading.read_config(checkpoint).to_dict()
+    for name, value in fields.items():
+        part = config
+        for key in name.split("."):
+            part = part[key]
+        assert part == value
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"llama.logit_scale": 0.5},
+        {"llama.attention.causal": False},
+        {"llama.attention.key_length": 64},
+        {"llama.rope.scaling.type": "dynamic", "llama.rope.scaling.factor": 2.0},
+        {"llama.rope.scaling.attn_factor": 0.7, "llama.rope.scaling.type": "yarn"},
+        {"llama.rope.scaling.factor": 2.0, "rope_freqs.weight": FACTORS},
+        {"rope_factors_long.weight": FACTORS},
+        {"blk.0.attn_q.bias": np.ones(64, dtype=np.float32)},
+        {"blk.2.attn_norm.weight": np.ones(64, dtype=np.float32)},
+    ],
+)
+def test_what_changes_the_logits_and_cannot_be_set_is_refused(tmp_path, more):
+    save_toy_gguf(tmp_path / "toy.gguf", more=more)
+    named = "|".join([*more, "llama.rope.dimension_count"])
+    with pytest.raises(LanguageModelError, match=rf"toy.gguf has .*({named})"):
+        LanguageModel.from_pretrained(str(tmp_path / "toy.gguf"))
 
 
 def test_package_is_not_installed(toy, monkeypatch):

@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -264,6 +266,31 @@ def test_a_tokenizer_is_of_the_class_that_transformers_chooses(
     found = loading.read_tokenizer(loading.find_checkpoint(LMConfig(str(folder)), "the tokenizer"))
     expected = hf.AutoTokenizer.from_pretrained(folder)
     assert type(found) is type(expected)
+    saved = Tokenizer.from_file(str(folder / "tokenizer.json"))  # some classes build another
     texts = ["Paris lies in the country of", " Anna 12", "<s>x"]
-    assert found(texts)["input_ids"] == expected(texts)["input_ids"]
+    assert found(texts)["input_ids"] == [saved.encode(text).ids for text in texts]
     assert found.all_special_tokens == expected.all_special_tokens
+
+
+@pytest.mark.parametrize("class_name", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "added", "post_processor"])
+def test_a_tokenizer_is_the_one_that_was_saved(class_name: str, part: str, folder: Path) -> None:
+    letters = {letter: i for i, letter in enumerate(bytes_to_unicode().values())}
+    tokenizer = Tokenizer(models.BPE({**letters, "12": 256}, [("1", "2")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False)
+    if part == "normalizer":
+        tokenizer.normalizer = normalizers.Lowercase()
+    elif part == "added":
+        tokenizer.add_tokens(["Paris"])
+    elif part == "pre_tokenizer":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
+    else:
+        tokenizer.post_processor = processors.TemplateProcessing("! $A", special_tokens=[("!", 0)])
+    (folder / "config.json").write_text(json.dumps({"model_type": class_name[:-9].lower()}))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    change_tokenizer(folder, tokenizer_class=class_name)
+    found = loading.read_tokenizer(loading.find_checkpoint(LMConfig(str(folder)), "the tokenizer"))
+    text = "Paris has 12 ways"
+    assert found(text)["input_ids"] == tokenizer.encode(text).ids
+    assert type(found).__name__ == class_name
