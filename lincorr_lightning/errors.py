@@ -29,6 +29,10 @@ class LanguageModelError(LincorrError):
     """A language model cannot be found, read or used as a causal LM."""
 
 
+class RoundedAdapterError(LanguageModelError):
+    """An adapter is lost in the rounding of an LM's half precision."""
+
+
 class LinearMapError(LincorrError):
     """A saved linear map is damaged, or belongs to other labels or another LM."""
 

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.head import are_same, call_model, head_of, probe_tokens
+from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError
+from lincorr_lightning.lm.head import call_model, head_of, probe_tokens
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, float32_forward
 
 _MAX_LISTED = 3
+_MAX_LOST = 0.2  # of an adapter's effect on logits, by rounding of the merged weights
+_ROUNDING = 1e-5  # of logits in float32
 _TWICE = re.compile(r"\.(modules_to_save\.weight|token_adapter\.trainable_tokens_delta)")
 
 
@@ -23,6 +26,7 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
     peft, and those of reading, are left to the caller.
 
     Raises:
+        RoundedAdapterError: The LM's dtype rounds away too much of the adapter.
         LanguageModelError: The adapter cannot be merged, or does not fit the LM's layers.
     """
     from peft import PeftConfig, PeftModel, set_peft_model_state_dict
@@ -68,9 +72,18 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
             base: Any = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
             if getattr(base, "weight", None) is shared:  # the adapter changes one of two
                 base.weight = nn.Parameter(shared.detach().clone())
-        before = _logits(model)
+        expected = _logits(model)
+        with wrapper.disable_adapter():
+            base_logits = _logits(model)
         merged: Any = wrapper.merge_and_unload(safe_merge=True)  # type: ignore[operator]
-    if not are_same(_logits(merged), before, merged.dtype):
+    effect = float((expected - base_logits).norm())
+    lost = float((_logits(merged) - expected).norm())
+    if lost > max(_MAX_LOST * effect, _ROUNDING * float(expected.norm())):
+        if merged.dtype in HALF_PRECISIONS:
+            raise RoundedAdapterError(
+                f"{file} changes the LM so little that {dtype_name(merged.dtype)} rounds away "
+                f"{lost / effect:.0%} of it"
+            )
         raise LanguageModelError(
             f"{file} cannot be merged: the merged LM has other logits than the LM with the adapter "
             "unmerged, as with quantized weights or adapters of single tokens. Merge it with the "
@@ -101,7 +114,8 @@ def _resize(model: Any, weights: dict[str, Tensor]) -> list[str]:
 
 
 @torch.no_grad()
-def _logits(model: Any) -> Any:
-    """Return logits that show whether an LM has changed, ``(n_positions, n_tokens)``."""
+def _logits(model: Any) -> Tensor:
+    """Return logits of weights as they are, ``(n_positions, n_tokens)``, computed in float32."""
     tokens = probe_tokens(model.config.get_text_config().vocab_size)
-    return call_model(model, tokens[None]).logits[0, :, tokens].double()
+    with float32_forward(model):
+        return call_model(model, tokens[None]).logits[0, :, tokens].double()

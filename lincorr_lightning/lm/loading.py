@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.errors import LanguageModelError, listed, one_line
+from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
 from lincorr_lightning.lm.gguf_file import check_tensors, complete_config
@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
+_LOST_START = re.compile("pissa_niter_.*|corda|loftq|lora_ga")  # at random, or by data
 _LM_WEIGHTS = re.compile(r"(pytorch_)?model.*\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
@@ -128,6 +129,13 @@ def _adapter_settings(adapter: Checkpoint) -> dict[str, Any]:
         raise LanguageModelError(
             f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
             "weights. Pass an adapter of another type, such as LORA."
+        )
+    if start := _LOST_START.match(str(settings.get("init_lora_weights"))):
+        raise LanguageModelError(
+            f"{path} has init_lora_weights {start[0]}, which first changed the LM's own weights in "
+            "a way that cannot be repeated. Convert the adapter: save it with peft's "
+            "`path_initial_model_for_weight_conversion`, the folder of the adapter as it was "
+            "before training; or pass the merged LM."
         )
     settings.pop("runtime_config", None)
     # Frozen weights would look like missing ones; a library named here would be imported.
@@ -399,7 +407,12 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
                 f"the weights of {base} are quantized, so that no adapter can be merged into them. "
                 "Pass the LM from before the quantization as lm.name_or_path."
             )
-        return _merged(read_model(base, config), checkpoint.adapter)
+        try:
+            return _merged(read_model(base, config), checkpoint.adapter)
+        except RoundedAdapterError as error:
+            _log.warning("%s: it is read in float32.", error)
+            base = replace(base, request=replace(base.request, dtype="float32"))
+            return _merged(read_model(base, config), checkpoint.adapter)
     options = checkpoint.options | {"dtype": checkpoint.request.dtype}
     if attention := checkpoint.request.attn_implementation:
         options["attn_implementation"] = attention
