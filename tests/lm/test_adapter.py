@@ -124,6 +124,29 @@ def test_weights_are_the_product_of_the_file_in_the_dtype_of_the_lm(
     torch.testing.assert_close(half.get_submodule(key).weight.float(), expected, atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize(("scale", "dtype"), [(1.0, torch.bfloat16), (1e-2, torch.float32)])
+def test_half_precision_does_not_round_an_adapter_away(
+    scale: float, dtype: torch.dtype, lm_folder: Folder, made: tuple[Path, Any]
+) -> None:
+    folder, adapted = made
+    change_weights(folder, lambda weights: {k: scale * w for k, w in weights.items()})
+    peft.set_peft_model_state_dict(adapted, load_file(folder / WEIGHTS))
+    with adapted.disable_adapter():
+        before = naive_logits(adapted, PROMPTS, TOKEN_IDS)
+    effect = naive_logits(adapted, PROMPTS, TOKEN_IDS) - before
+    lm = LanguageModel.from_pretrained(str(folder), dtype="bfloat16")
+    assert lm.model.dtype == dtype
+    found = naive_logits(lm.model.float(), PROMPTS, TOKEN_IDS) - before
+    assert (found - effect).norm() < 0.2 * effect.norm()
+
+
+@pytest.mark.parametrize("start", ["pissa_niter_4", "corda", "loftq", "lora_ga"])
+def test_adapters_whose_start_cannot_be_repeated(start: str, made: tuple[Path, Any]) -> None:
+    change_settings(made[0], init_lora_weights=start)
+    with pytest.raises(LanguageModelError, match=f"{start}.*path_initial_model_for_weight"):
+        LanguageModel.from_pretrained(str(made[0])).load()
+
+
 def test_names_and_fingerprint(lm_folder: Folder, made: tuple[Path, Any]) -> None:
     """By its own folder, or beside its base, it is one LM, that of the merged weights."""
     adapter, base = str(made[0]), str(lm_folder("llama"))
