@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import file_changes, loading, modes, shared_prefixes
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import loading, modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
@@ -93,6 +93,7 @@ class LanguageModel(nn.Module):
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._whole_print: str | None = None
+        self._last_print: str | None = None
         self.state_cache: StateCache | None = None
         if self.config.state_cache is not None:
             self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
@@ -150,6 +151,7 @@ class LanguageModel(nn.Module):
 
     def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
+        self._files = file_changes.mapped_files(model)
         # An adapter may have resized the vocabulary.
         self.vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
@@ -490,8 +492,23 @@ class LanguageModel(nn.Module):
     @contextmanager
     def _reading(self) -> Iterator[None]:
         device = self.model.device.type
+        self.require_unchanged()
         with torch.no_grad(), modes.reading(self.model, device, compiled=self.config.compile):
             yield
+        self.require_unchanged()
+
+    def require_unchanged(self) -> None:
+        """Refuse an LM whose weights are mapped from a file that has been written to."""
+        files = file_changes.written_into(self.model, self._files) if self.is_loaded else {}
+        for file, stamp in files.items():
+            is_whole = stamp[2] >= self._files[file][2]
+            if not is_whole or self._last_print != prints.fingerprint_weights(self.model):
+                raise LanguageModelError(
+                    f"{file} has been written to since the LM was read from it, which changes the "
+                    "LM in memory. Run again, and replace files of a checkpoint in use by `mv`, "
+                    "which leaves the old ones to their readers."
+                )
+            self._files[file] = stamp
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long).cpu()
@@ -578,9 +595,13 @@ class LanguageModel(nn.Module):
         The weights, and which adapters are in use, are read at memory speed; of a sharded LM, they
         are those from before it was sharded.
         """
+        self.require_unchanged()
+        weights = self._whole_print or prints.fingerprint_weights(self.model)
+        self.require_unchanged()
+        self._last_print = weights
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),
             "dtype": modes.dtype_name(self.model.dtype),
-            "weights": self._whole_print or prints.fingerprint_weights(self.model),
+            "weights": weights,
         }

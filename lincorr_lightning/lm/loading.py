@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.errors import LanguageModelError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.file_changes import Stamp, stamps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -27,6 +28,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _LM_WEIGHTS = re.compile(r"(pytorch_)?model.*\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+_READ_SUFFIXES = ".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
@@ -47,6 +49,18 @@ class Checkpoint:
     is_online: bool = False
     gguf_file: str | None = None  #: Name of the GGUF file in the folder, if it is one.
     adapter: Checkpoint | None = None  #: The peft adapter that is merged into the LM, its base.
+    files: Mapping[str, Stamp] = field(default_factory=dict, compare=False)  # as it was found
+
+    def require_unchanged(self) -> None:
+        """Refuse a folder or file whose parts have been read while it was written to."""
+        now = stamps(self.files)
+        if changed := [path for path, before in self.files.items() if now[path] != before]:
+            raise LanguageModelError(
+                f"{changed[0]} has been written to while {self} is read, which may now be half of "
+                "another LM. Run again once the checkpoint is complete."
+            )
+        if self.adapter is not None:
+            self.adapter.require_unchanged()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -146,13 +160,14 @@ def _locate(request: LMConfig, what: str) -> Checkpoint:
             )
         if path.is_dir():
             _check_folder(path, what)
-            return Checkpoint(request, str(path))
+            read = (file for file in path.iterdir() if file.suffix in _READ_SUFFIXES)
+            return Checkpoint(request, str(path), files=stamps(read))
         if find_spec("gguf") is None:
             raise LanguageModelError(
                 f"{path} is a GGUF file, and reading it needs the package gguf. Run `pip install "
                 "'lincorr-lightning[gguf]'`, or pass a Hugging Face checkpoint's folder."
             )
-        return Checkpoint(request, str(path.parent), gguf_file=path.name)
+        return Checkpoint(request, str(path.parent), gguf_file=path.name, files=stamps([path]))
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
         raise LanguageModelError(
@@ -358,18 +373,20 @@ def load_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     if kept is None:
         return read_model(checkpoint, config)
     model, state = kept.pop(checkpoint.request, (None, None))
-    if model is None or state != _state(model):
+    if model is None or state != _state(model, checkpoint):
         del model  # before another one needs memory
         kept.clear()
         model = read_model(checkpoint, config)
-    kept[checkpoint.request] = model, _state(model)
+    kept[checkpoint.request] = model, _state(model, checkpoint)
     return model
 
 
-def _state(model: PreTrainedModel) -> object:
-    """Return what changes when weights are trained, or layers are added, hooked or sharded."""
+def _state(model: PreTrainedModel, checkpoint: Checkpoint) -> object:
+    """Return what changes when an LM is trained, extended, hooked, sharded, or its files are."""
     weights = [(n, p.shape, p.dtype, p._version) for n, p in model.named_parameters()]
-    return weights, sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    files_read = [part.files for part in (checkpoint, checkpoint.adapter) if part]
+    return weights, hooks, files_read
 
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
@@ -399,6 +416,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             checkpoint.location, config=config, output_loading_info=True, **options
         )
     model, info = loaded
+    checkpoint.require_unchanged()
     if missing := sorted(info["missing_keys"]):
         hint = (
             f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
@@ -432,7 +450,9 @@ def _merged(model: PreTrainedModel, adapter: Checkpoint) -> PreTrainedModel:
         "that LM as lm.name_or_path and the adapter as lm.adapter."
     )
     with explained(adapter, "the adapter", hint):
-        return merge_adapter(model, _adapter_settings(adapter), weights)
+        merged: PreTrainedModel = merge_adapter(model, _adapter_settings(adapter), weights)
+    adapter.require_unchanged()
+    return merged
 
 
 def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:
