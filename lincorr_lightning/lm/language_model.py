@@ -6,9 +6,9 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 # The number of positions, as configurations of different types name it.
@@ -44,6 +46,18 @@ class _Support(NamedTuple):
     sharing_error: str | None  # why prefixes cannot be shared
     skips_head: bool  # its head may stay in half precision where the rest computes in float32
     is_product: bool  # logits are the product of states and rows of the head, and nothing more
+
+
+def _alone(method: Callable[P, T]) -> Callable[P, T]:
+    """Let one thread at a time run a method of a loaded LM."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        lm: Any = args[0]
+        with modes.lock_of(lm.model):
+            return method(*args, **kwargs)
+
+    return run
 
 
 class LanguageModel(nn.Module):
@@ -255,6 +269,7 @@ class LanguageModel(nn.Module):
         """
         return self.logits_of_rows(self.rows(prompts), token_ids)
 
+    @_alone
     @torch.no_grad()
     def logits_of_rows(
         self,
@@ -288,6 +303,7 @@ class LanguageModel(nn.Module):
                 "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
 
+    @_alone
     def logits_of_groups(
         self,
         rows: Sequence[Sequence[int]],
@@ -329,11 +345,13 @@ class LanguageModel(nn.Module):
         return None if rows is None else NearestWords(rows, self.config.name_or_path)
 
     @property
+    @_alone
     def has_linear_head(self) -> bool:
         """Whether a logit is the product of the state and the token's row of the head, no more."""
         head: Any = heads.head_of(self.model)
         return self._test().is_product and head.bias is None
 
+    @_alone
     def joint_logits(
         self, prompts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[int] | Tensor]
     ) -> Tensor:
@@ -589,6 +607,7 @@ class LanguageModel(nn.Module):
         } | (self.checkpoint.merged if self.checkpoint else {})
 
     @property
+    @_alone
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
