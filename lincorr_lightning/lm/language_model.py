@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 # The number of positions, as configurations of different types name it.
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+_LEAST_POSITIONS = 3
 
 
 class _Support(NamedTuple):
@@ -100,6 +101,11 @@ class LanguageModel(nn.Module):
         self.vocab_size = int(text.vocab_size)
         limits = (getattr(text, name, None) for name in _POSITIONS)
         longest = next((n for n in limits if isinstance(n, int) and n > 0), None)
+        if longest is not None and longest < _LEAST_POSITIONS:
+            raise LanguageModelError(
+                f"{self.config.name_or_path} has positions for {longest} tokens by its config.json "
+                f"({', '.join(_POSITIONS)}), too few for a prompt. Correct it, or pass another LM."
+            )
         self._encoder = PromptEncoder(
             tokenizer, self.vocab_size, longest, self.config.add_bos, self.lead_in, is_chat
         )

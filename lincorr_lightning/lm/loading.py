@@ -29,6 +29,23 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _LM_WEIGHTS = re.compile(r"(pytorch_)?model.*\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _READ_SUFFIXES = ".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"
+# What lies in a folder that is no LM's, and the way out.
+_SIGNS = {
+    r"snapshots/[^/]+": "is a snapshot in the hub's cache: pass it",
+    r"checkpoint-\d+": "is a checkpoint of a training: pass it, or another one",
+    r"model_index\.json": "is of diffusers: pass a decoder such as Llama",
+    r"(checkpoints/)?[^/]+\.ckpt": "is of Lightning: load it, and call save_pretrained of its LM",
+    r"lit_model\.pth": "is of litgpt: run `litgpt convert_from_litgpt`",
+    r"(.+/)?[^/]+\.distcp": "is a shard of FSDP: run `accelerate merge-weights`",
+    r"zero_to_fp32\.py": "lies beside shards of DeepSpeed: run it, which makes them one file",
+    r"[^/]+\.(pth|msgpack|h5|onnx)": "is not read: save the LM by save_pretrained",
+}
+_HEADS = {
+    b"version https://git-lfs": "is a pointer of git-lfs: run `git lfs pull` in its folder",
+    b"<": "is a web page: download it again",
+    b"": "is empty: copy or download it again",
+}
+_READ_WHOLE = ".json", ".safetensors", ".bin", ".model", ".gguf"
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
@@ -170,6 +187,8 @@ def _locate(request: LMConfig, what: str) -> Checkpoint:
         return Checkpoint(request, str(path.parent), gguf_file=path.name, files=stamps([path]))
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
+        if sign := [why for sign, why in _SIGNS.items() if re.fullmatch(sign, path.name)]:
+            why = sign[0]
         raise LanguageModelError(
             f"{what} {name} {why}. Pass a folder with config.json, tokenizer and weights, a .gguf "
             f"file, {TINY_WORLD}, or a hub id such as openai-community/gpt2; as lm.name_or_path an "
@@ -195,11 +214,31 @@ def _check_folder(folder: Path, what: str) -> None:
     )
     inside = [path.parent.name for path in folder.glob(f"*/{needed}")]
     inside += [name for name in names if name.endswith(".gguf")]
-    if inside:
+    if seen := _look_at(folder):
+        hint = seen
+    elif inside:
         hint = f"Did you mean {listed(sorted(inside))} in it?"
     raise LanguageModelError(
         f"the folder {folder} of {what} has no {needed} (it holds {listed(names)}). {hint}"
     )
+
+
+def _look_at(path: Path) -> str:
+    """Return what lies at a path in place of an LM or its files, and the way out; or nothing."""
+    inside = [path] if path.is_file() else sorted([*path.glob("*"), *path.glob("*/*")])
+    for file in inside:
+        if file.suffix in _READ_WHOLE and file.is_file() and file.parent in (path, path.parent):
+            with file.open("rb") as opened:
+                start = opened.read(64)
+            for head, why in _HEADS.items():
+                if start.startswith(head) if head else not start:
+                    return f"{file} {why}."
+    if not any(_LM_WEIGHTS.fullmatch(file.name) and file.parent == path for file in inside):
+        for sign, why in _SIGNS.items():
+            signs = [f for f in inside if re.fullmatch(sign, f.relative_to(path).as_posix())]
+            if signs:
+                return f"{max(signs, key=lambda file: file.stat().st_mtime)} {why}."
+    return ""
 
 
 def _is_hub_online(request: LMConfig) -> bool:
@@ -227,7 +266,9 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
     except LanguageModelError:
         raise
     except Exception as error:  # transformers' readers raise errors of many types
-        message = f"{what} of {checkpoint} cannot be read: {one_line(error)}. {hint}"
+        place = Path(checkpoint.location, checkpoint.gguf_file or "")
+        seen = _look_at(place) if checkpoint.is_folder else ""
+        message = f"{what} of {checkpoint} cannot be read: {seen or f'{one_line(error)}. {hint}'}"
         if not checkpoint.is_folder and not checkpoint.is_online:
             name = checkpoint.location
             adapter = checkpoint.adapter
@@ -413,15 +454,32 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         options["quantization_config"] = GgufConfig(dequantize=True)
     with explained(checkpoint, "the weights", hint):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            checkpoint.location, config=config, output_loading_info=True, **options
+            checkpoint.location,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
     model, info = loaded
     checkpoint.require_unchanged()
+    if other := sorted(info["mismatched_keys"]):
+        key, stored, needed = other[0]
+        hint = "correct config.json, or copy the checkpoint again"
+        if 0 in stored:
+            hint = "DeepSpeed saved it without its shards: run its zero_to_fp32.py"
+        raise LanguageModelError(
+            f"{key} of {checkpoint} is {(*stored,)}, and by its config.json {(*needed,)} "
+            f"({len(other)} such weights): {hint}."
+        )
     if missing := sorted(info["missing_keys"]):
+        last = missing[-1]
+        prefixes = [k.removesuffix(last) for k in info["unexpected_keys"] if k.endswith(last)]
         hint = (
             f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
             "class, or correct the config (tie_word_embeddings, if the head is missing)."
         )
+        if prefixes:
+            hint = f"They have the prefix {prefixes[0]!r}: save the LM without its wrapper."
         if checkpoint.gguf_file is not None:
             hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
         raise LanguageModelError(
