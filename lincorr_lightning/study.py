@@ -196,6 +196,9 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Write and log the results; all ranks call it at the end of a run."""
         results = self.build_results()
         writes = self.trainer.is_global_zero and not runs.is_dry_run(self.trainer)
+        lms = [part for part in self.modules() if isinstance(part, LanguageModel)]
+        for lm in lms:
+            lm.require_unchanged()
         if results is not None:
             results = self.results = replace(
                 results,
@@ -204,7 +207,7 @@ class Study(PlainHyperparameters, L.LightningModule):
                 included=results.included or runs.collect_callback_results(self.trainer),
             )
             runs.write_parts(self.trainer, results)
-        for lm in (part for part in self.modules() if isinstance(part, LanguageModel)):
+        for lm in lms:
             self._log_states_found(lm)
         if writes:
             folder = runs.run_folder(self.trainer)

@@ -1,6 +1,7 @@
 """The base of every study: one refusal of checkpoints, and results on all ranks."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    LanguageModelError,
+    NonFiniteError,
+)
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
@@ -229,3 +236,19 @@ def test_an_artifact_that_fails_leaves_the_tables(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"):
         quiet_trainer(tmp_path).fit(Fails(), loader())
     assert list(tmp_path.rglob("found.csv")) and not list(tmp_path.rglob("results.json"))
+
+
+def test_an_lm_whose_file_was_written_to_has_no_results(small_lm: str, tmp_path: Path) -> None:
+    class Held(Counting):
+        def on_fit_start(self) -> None:
+            super().on_fit_start()
+            self.lm = LanguageModel.from_pretrained(str(folder))
+
+        def on_train_epoch_end(self) -> None:
+            file = folder / "model.safetensors"
+            file.write_bytes(file.read_bytes()[::-1])
+
+    folder = shutil.copytree(small_lm, tmp_path / "lm")
+    with pytest.raises(LanguageModelError, match=r"lm/model\.safetensors has been written to"):
+        quiet_trainer(tmp_path).fit(Held(), loader())
+    assert not list(tmp_path.rglob("results.json"))

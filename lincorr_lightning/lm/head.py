@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -107,8 +108,11 @@ def _with_head(
     if not is_plain(head):
         raise UnusableHeadError
 
+    thread = get_ident()
+
     def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        del args, kwargs
+        if get_ident() != thread:  # somebody else's forward
+            return type(head).forward(head, hidden, *args, **kwargs)
         if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
             raise UnusableHeadError
         return read(head, hidden.flatten(0, 1))

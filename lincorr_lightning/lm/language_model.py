@@ -6,17 +6,17 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import file_changes, loading, modes, shared_prefixes
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import loading, modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 # The number of positions, as configurations of different types name it.
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+_LEAST_POSITIONS = 3
 
 
 class _Support(NamedTuple):
@@ -44,6 +47,18 @@ class _Support(NamedTuple):
     sharing_error: str | None  # why prefixes cannot be shared
     skips_head: bool  # its head may stay in half precision where the rest computes in float32
     is_product: bool  # logits are the product of states and rows of the head, and nothing more
+
+
+def _alone(method: Callable[P, T]) -> Callable[P, T]:
+    """Let one thread at a time run a method of a loaded LM."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        lm: Any = args[0]
+        with modes.lock_of(lm.model):
+            return method(*args, **kwargs)
+
+    return run
 
 
 class LanguageModel(nn.Module):
@@ -86,6 +101,11 @@ class LanguageModel(nn.Module):
         self.vocab_size = int(text.vocab_size)
         limits = (getattr(text, name, None) for name in _POSITIONS)
         longest = next((n for n in limits if isinstance(n, int) and n > 0), None)
+        if longest is not None and longest < _LEAST_POSITIONS:
+            raise LanguageModelError(
+                f"{self.config.name_or_path} has positions for {longest} tokens by its config.json "
+                f"({', '.join(_POSITIONS)}), too few for a prompt. Correct it, or pass another LM."
+            )
         self._encoder = PromptEncoder(
             tokenizer, self.vocab_size, longest, self.config.add_bos, self.lead_in, is_chat
         )
@@ -94,6 +114,7 @@ class LanguageModel(nn.Module):
         uniform_from = shared_prefixes.length_of_other_positions(text)
         self._batches = MicroBatches(self.config.tokens_per_forward, width, uniform_from)
         self._whole_print: str | None = None
+        self._last_print: str | None = None
         self.state_cache: StateCache | None = None
         if self.config.state_cache is not None:
             self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
@@ -151,6 +172,7 @@ class LanguageModel(nn.Module):
 
     def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
+        self._files = file_changes.mapped_files(model)
         # An adapter may have resized the vocabulary.
         self.vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
@@ -254,6 +276,7 @@ class LanguageModel(nn.Module):
         """
         return self.logits_of_rows(self.rows(prompts), token_ids)
 
+    @_alone
     @torch.no_grad()
     def logits_of_rows(
         self,
@@ -287,6 +310,7 @@ class LanguageModel(nn.Module):
                 "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
 
+    @_alone
     def logits_of_groups(
         self,
         rows: Sequence[Sequence[int]],
@@ -328,11 +352,13 @@ class LanguageModel(nn.Module):
         return None if rows is None else NearestWords(rows, self.config.name_or_path)
 
     @property
+    @_alone
     def has_linear_head(self) -> bool:
         """Whether a logit is the product of the state and the token's row of the head, no more."""
         head: Any = heads.head_of(self.model)
         return self._test().is_product and head.bias is None
 
+    @_alone
     def joint_logits(
         self, prompts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[int] | Tensor]
     ) -> Tensor:
@@ -496,8 +522,23 @@ class LanguageModel(nn.Module):
     @contextmanager
     def _reading(self) -> Iterator[None]:
         device = self.model.device.type
+        self.require_unchanged()
         with torch.no_grad(), modes.reading(self.model, device, compiled=self.config.compile):
             yield
+        self.require_unchanged()
+
+    def require_unchanged(self) -> None:
+        """Refuse an LM whose weights are mapped from a file that has been written to."""
+        files = file_changes.written_into(self.model, self._files) if self.is_loaded else {}
+        for file, stamp in files.items():
+            is_whole = stamp[2] >= self._files[file][2]
+            if not is_whole or self._last_print != prints.fingerprint_weights(self.model):
+                raise LanguageModelError(
+                    f"{file} has been written to since the LM was read from it, which changes the "
+                    "LM in memory. Run again, and replace files of a checkpoint in use by `mv`, "
+                    "which leaves the old ones to their readers."
+                )
+            self._files[file] = stamp
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long).cpu()
@@ -578,15 +619,20 @@ class LanguageModel(nn.Module):
         } | (self.checkpoint.merged if self.checkpoint else {})
 
     @property
+    @_alone
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
         The weights, and which adapters are in use, are read at memory speed; of a sharded LM, they
         are those from before it was sharded.
         """
+        self.require_unchanged()
+        weights = self._whole_print or prints.fingerprint_weights(self.model)
+        self.require_unchanged()
+        self._last_print = weights
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),
             "dtype": modes.dtype_name(self.model.dtype),
-            "weights": self._whole_print or prints.fingerprint_weights(self.model),
+            "weights": weights,
         }

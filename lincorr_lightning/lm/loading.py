@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.file_changes import Stamp, stamps
 from lincorr_lightning.lm.gguf_file import check_tensors, complete_config
 
 if TYPE_CHECKING:
@@ -29,6 +30,24 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _LOST_START = re.compile("pissa_niter_.*|corda|loftq|lora_ga")  # at random, or by data
 _LM_WEIGHTS = re.compile(r"(pytorch_)?model.*\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+_READ_SUFFIXES = ".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"
+# What lies in a folder that is no LM's, and the way out.
+_SIGNS = {
+    r"snapshots/[^/]+": "is a snapshot in the hub's cache: pass it",
+    r"checkpoint-\d+": "is a checkpoint of a training: pass it, or another one",
+    r"model_index\.json": "is of diffusers: pass a decoder such as Llama",
+    r"(checkpoints/)?[^/]+\.ckpt": "is of Lightning: load it, and call save_pretrained of its LM",
+    r"lit_model\.pth": "is of litgpt: run `litgpt convert_from_litgpt`",
+    r"(.+/)?[^/]+\.distcp": "is a shard of FSDP: run `accelerate merge-weights`",
+    r"zero_to_fp32\.py": "lies beside shards of DeepSpeed: run it, which makes them one file",
+    r"[^/]+\.(pth|msgpack|h5|onnx)": "is not read: save the LM by save_pretrained",
+}
+_HEADS = {
+    b"version https://git-lfs": "is a pointer of git-lfs: run `git lfs pull` in its folder",
+    b"<": "is a web page: download it again",
+    b"": "is empty: copy or download it again",
+}
+_READ_WHOLE = ".json", ".safetensors", ".bin", ".model", ".gguf"
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
@@ -49,6 +68,18 @@ class Checkpoint:
     is_online: bool = False
     gguf_file: str | None = None  #: Name of the GGUF file in the folder, if it is one.
     adapter: Checkpoint | None = None  #: The peft adapter that is merged into the LM, its base.
+    files: Mapping[str, Stamp] = field(default_factory=dict, compare=False)  # as it was found
+
+    def require_unchanged(self) -> None:
+        """Refuse a folder or file whose parts have been read while it was written to."""
+        now = stamps(self.files)
+        if changed := [path for path, before in self.files.items() if now[path] != before]:
+            raise LanguageModelError(
+                f"{changed[0]} has been written to while {self} is read, which may now be half of "
+                "another LM. Run again once the checkpoint is complete."
+            )
+        if self.adapter is not None:
+            self.adapter.require_unchanged()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -155,15 +186,18 @@ def _locate(request: LMConfig, what: str) -> Checkpoint:
             )
         if path.is_dir():
             _check_folder(path, what)
-            return Checkpoint(request, str(path))
+            read = (file for file in path.iterdir() if file.suffix in _READ_SUFFIXES)
+            return Checkpoint(request, str(path), files=stamps(read))
         if find_spec("gguf") is None:
             raise LanguageModelError(
                 f"{path} is a GGUF file, and reading it needs the package gguf. Run `pip install "
                 "'lincorr-lightning[gguf]'`, or pass a Hugging Face checkpoint's folder."
             )
-        return Checkpoint(request, str(path.parent), gguf_file=path.name)
+        return Checkpoint(request, str(path.parent), gguf_file=path.name, files=stamps([path]))
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
+        if sign := [why for sign, why in _SIGNS.items() if re.fullmatch(sign, path.name)]:
+            why = sign[0]
         raise LanguageModelError(
             f"{what} {name} {why}. Pass a folder with config.json, tokenizer and weights, a .gguf "
             f"file, {TINY_WORLD}, or a hub id such as openai-community/gpt2; as lm.name_or_path an "
@@ -189,11 +223,31 @@ def _check_folder(folder: Path, what: str) -> None:
     )
     inside = [path.parent.name for path in folder.glob(f"*/{needed}")]
     inside += [name for name in names if name.endswith(".gguf")]
-    if inside:
+    if seen := _look_at(folder):
+        hint = seen
+    elif inside:
         hint = f"Did you mean {listed(sorted(inside))} in it?"
     raise LanguageModelError(
         f"the folder {folder} of {what} has no {needed} (it holds {listed(names)}). {hint}"
     )
+
+
+def _look_at(path: Path) -> str:
+    """Return what lies at a path in place of an LM or its files, and the way out; or nothing."""
+    inside = [path] if path.is_file() else sorted([*path.glob("*"), *path.glob("*/*")])
+    for file in inside:
+        if file.suffix in _READ_WHOLE and file.is_file() and file.parent in (path, path.parent):
+            with file.open("rb") as opened:
+                start = opened.read(64)
+            for head, why in _HEADS.items():
+                if start.startswith(head) if head else not start:
+                    return f"{file} {why}."
+    if not any(_LM_WEIGHTS.fullmatch(file.name) and file.parent == path for file in inside):
+        for sign, why in _SIGNS.items():
+            signs = [f for f in inside if re.fullmatch(sign, f.relative_to(path).as_posix())]
+            if signs:
+                return f"{max(signs, key=lambda file: file.stat().st_mtime)} {why}."
+    return ""
 
 
 def _is_hub_online(request: LMConfig) -> bool:
@@ -221,7 +275,9 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
     except LanguageModelError:
         raise
     except Exception as error:  # transformers' readers raise errors of many types
-        message = f"{what} of {checkpoint} cannot be read: {one_line(error)}. {hint}"
+        place = Path(checkpoint.location, checkpoint.gguf_file or "")
+        seen = _look_at(place) if checkpoint.is_folder else ""
+        message = f"{what} of {checkpoint} cannot be read: {seen or f'{one_line(error)}. {hint}'}"
         if not checkpoint.is_folder and not checkpoint.is_online:
             name = checkpoint.location
             adapter = checkpoint.adapter
@@ -379,18 +435,20 @@ def load_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     if kept is None:
         return read_model(checkpoint, config)
     model, state = kept.pop(checkpoint.request, (None, None))
-    if model is None or state != _state(model):
+    if model is None or state != _state(model, checkpoint):
         del model  # before another one needs memory
         kept.clear()
         model = read_model(checkpoint, config)
-    kept[checkpoint.request] = model, _state(model)
+    kept[checkpoint.request] = model, _state(model, checkpoint)
     return model
 
 
-def _state(model: PreTrainedModel) -> object:
-    """Return what changes when weights are trained, or layers are added, hooked or sharded."""
+def _state(model: PreTrainedModel, checkpoint: Checkpoint) -> object:
+    """Return what changes when an LM is trained, extended, hooked, sharded, or its files are."""
     weights = [(n, p.shape, p.dtype, p._version) for n, p in model.named_parameters()]
-    return weights, sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    files_read = [part.files for part in (checkpoint, checkpoint.adapter) if part]
+    return weights, hooks, files_read
 
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
@@ -422,14 +480,32 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         options["quantization_config"] = GgufConfig(dequantize=True)
     with explained(checkpoint, "the weights", hint):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            checkpoint.location, config=config, output_loading_info=True, **options
+            checkpoint.location,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
     model, info = loaded
+    checkpoint.require_unchanged()
+    if other := sorted(info["mismatched_keys"]):
+        key, stored, needed = other[0]
+        hint = "correct config.json, or copy the checkpoint again"
+        if 0 in stored:
+            hint = "DeepSpeed saved it without its shards: run its zero_to_fp32.py"
+        raise LanguageModelError(
+            f"{key} of {checkpoint} is {(*stored,)}, and by its config.json {(*needed,)} "
+            f"({len(other)} such weights): {hint}."
+        )
     if missing := sorted(info["missing_keys"]):
+        last = missing[-1]
+        prefixes = [k.removesuffix(last) for k in info["unexpected_keys"] if k.endswith(last)]
         hint = (
             f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
             "class, or correct the config (tie_word_embeddings, if the head is missing)."
         )
+        if prefixes:
+            hint = f"They have the prefix {prefixes[0]!r}: save the LM without its wrapper."
         if checkpoint.gguf_file is not None:
             hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
         raise LanguageModelError(
@@ -460,7 +536,9 @@ def _merged(model: PreTrainedModel, adapter: Checkpoint) -> PreTrainedModel:
         "that LM as lm.name_or_path and the adapter as lm.adapter."
     )
     with explained(adapter, "the adapter", hint):
-        return merge_adapter(model, _adapter_settings(adapter), weights)
+        merged: PreTrainedModel = merge_adapter(model, _adapter_settings(adapter), weights)
+    adapter.require_unchanged()
+    return merged
 
 
 def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:

@@ -1,11 +1,14 @@
 """Temporary modes of an LM: eval mode, and forward passes in float32."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from threading import RLock, get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +18,16 @@ from lincorr_lightning.lm.head import head_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Not in the modules, which are copied and pickled; a child has none that its parent's threads hold.
+_locks: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_locks.clear)
 HALF_PRECISIONS = (torch.bfloat16, torch.float16)
+
+
+def lock_of(module: nn.Module) -> RLock:
+    """Return the lock for threads that read, change or hook a module, one after the other."""
+    return _locks.setdefault(module, RLock())
 
 
 def dtype_name(dtype: torch.dtype | str) -> Any:
@@ -46,14 +58,23 @@ def reading(module: nn.Module, device_type: str, compiled: bool = False) -> Iter
     The forward is that of the module's class, without what has been put around it on the object: a
     trainer's mixed precision would round there, inside of the autocast that is off here. What
     others have compiled, such as an LM in training, runs as it was written unless `compiled`: other
-    shapes and a patched head would compile it anew.
+    shapes and a patched head would compile it anew. Other threads wait, also with their own calls
+    of the module. One that runs by then sees eval mode, and with `float32_forward` may fail.
     """
+    lock, thread = lock_of(module), get_ident()
+
+    def wait(*_: Any) -> None:
+        if get_ident() != thread:
+            with lock:
+                pass
+
     stance: AbstractContextManager[object] = nullcontext()
     if not compiled and "torch._dynamo" in sys.modules:  # else nothing is; importing it takes long
         stance = torch.compiler.set_stance("force_eager")
     no_autocast = torch.autocast(device_type, enabled=False)
-    with stance, evaluating(module), no_autocast, _as_written(module):
-        yield
+    with lock, stance, evaluating(module), no_autocast, _as_written(module):  # noqa: SIM117
+        with module.register_forward_pre_hook(wait):
+            yield
 
 
 @contextmanager

@@ -139,7 +139,8 @@ def _stored(
     checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, is_head: bool
 ) -> StoredRows:
     config = loading.read_config(checkpoint, must_be_causal=is_head)
-    key, open_matrix = _find(checkpoint, config, is_head) or _read_lm(checkpoint, config, is_head)
+    found = _find(checkpoint, config, is_head) or _read_lm(checkpoint, config, is_head)
+    key, open_matrix = found[0], partial(_unchanged, checkpoint, found[1])
     with open_matrix() as matrix:
         shape = tuple(matrix.get_shape() if hasattr(matrix, "get_shape") else matrix.shape)
         dtype = matrix[:1].dtype
@@ -203,6 +204,14 @@ def _tensors(checkpoint: Checkpoint, whole: str = "model.safetensors") -> Mappin
             files = read_json(path, LanguageModelError, _COPY_AGAIN)["weight_map"]
             return {key: partial(_open, checkpoint, file, key) for key, file in files.items()}
     return {}
+
+
+@contextmanager
+def _unchanged(checkpoint: Checkpoint, open_matrix: Open) -> Iterator[Any]:
+    checkpoint.require_unchanged()
+    with open_matrix() as matrix:
+        yield matrix
+    checkpoint.require_unchanged()
 
 
 @contextmanager

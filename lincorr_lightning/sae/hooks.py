@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.finder import layers_of, number_in_config
-from lincorr_lightning.lm.modes import reading
+from lincorr_lightning.lm.modes import lock_of, reading
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
 _N_PROBE_TOKENS = 4
@@ -71,7 +71,8 @@ def edited(
 
     `interventions` has a function per hook point from the activations there, ``(batch, sequence,
     width)``, to their replacement, or to None, which only reads them. In each forward pass inside
-    the context each sees the effect of those in earlier layers. Gradients pass through them.
+    the context each sees the effect of those in earlier layers. Gradients pass through them. Other
+    threads wait until its end with all but their own calls of the model.
     """
     shape = [-1, -1, width_of(model)]
 
@@ -93,7 +94,7 @@ def edited(
         new = new.to(tensor).view(tensor.shape)
         return new if isinstance(output, Tensor) else (new, *output[1:])
 
-    with ExitStack() as stack:
+    with lock_of(model), ExitStack() as stack:
         for at in interventions:
             layer = layer_of(model, at)
             stack.enter_context(layer.register_forward_pre_hook(count_rows, with_kwargs=True))
@@ -175,8 +176,9 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
     layer = layer_of(model, hook_point)
     if hook_point.kind == "residual":
         return layer
-    if not hasattr(model, _OUTPUTS):
-        setattr(model, _OUTPUTS, _find_outputs(model))
+    with lock_of(model):
+        if not hasattr(model, _OUTPUTS):
+            setattr(model, _OUTPUTS, _find_outputs(model))
     name = getattr(model, _OUTPUTS)[hook_point.layer].get(hook_point.kind)
     if name is None:
         inside = ", ".join(name for name, _ in layer.named_children())

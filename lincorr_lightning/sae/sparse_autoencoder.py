@@ -284,7 +284,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-        return load_file(path)
+        # Copies: who writes to a file changes what is mapped from it.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except UnpicklingError:  # whose message explains how to run the code in a file
         fail_to_read(path, "it is damaged or holds pickled objects, which are not read")
     except Exception as error:  # each reader has other errors for a file that is damaged
