@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import uuid
+from collections import UserDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -171,6 +172,26 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: it is not a JSON object. {way_out}")
     return content
+
+
+class ReadKeys(UserDict[str, Any]):
+    """A dict that knows which of its keys were read, also in the dicts inside."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._read: set[str] = set()
+        super().__init__({k: ReadKeys(v) if isinstance(v, dict) else v for k, v in content.items()})
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def unread(self, before: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield the values that were not read, by their path, as ``trainer.norm_factor``."""
+        for key, value in self.data.items():
+            if isinstance(value, ReadKeys):
+                yield from value.unread(f"{before}{key}.")
+            elif key not in self._read:
+                yield before + key, value
 
 
 def compose_yaml(text: str) -> Any:

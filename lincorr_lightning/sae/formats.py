@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError, listed
+from lincorr_lightning.io import ReadKeys
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae import sparse_autoencoder as stored
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -21,27 +23,28 @@ from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencod
 SAE_FOLDER = "sparse_autoencoders"  #: Folder of a run that holds a folder per SAE.
 # Names of TransformerLens, whose stream before a layer is the one after the previous layer, and of
 # modules, by their path below the layer. Heads are converted to the attention's output.
-_HOOK_KINDS: dict[str, HookKind] = {
-    "hook_resid_post": "residual",
-    "hook_resid_pre": "residual",
-    "": "residual",
-    "hook_mlp_out": "mlp_out",
-    "hook_attn_out": "attention_out",
-    "attn.hook_z": "attention_out",
-    "mlp": "mlp_out",
-    "feed_forward": "mlp_out",
-    "post_feedforward_layernorm": "mlp_out",
-    "attn": "attention_out",
-    "self_attn": "attention_out",
-    "attention": "attention_out",
-    "self_attention": "attention_out",
-    "self_attn.o_proj.input": "attention_out",
+_HOOK_NAMES: dict[HookKind, str] = {
+    "residual": r"|hook_resid_post|hook_resid_pre|hook_out|hook_in",
+    "mlp_out": r"hook_mlp_out|mlp(\.hook_out)?|feed_forward|post_feedforward_layernorm",
+    "attention_out": r"hook_attn_out|(self_)?att(n|ention)"
+    r"(\.hook_(z|out)|\.o\.hook_in|\.o_proj\.input)?",
 }
 _IN_LAYER = re.compile(r"(?:\w+\.)*(?:blocks|layers?|h)\.(\d+)\.?(.*)")
 # Names in folders: Gemma Scope's, and such as resid_post_layer_8 or attn_out_all/layer_3_width_16k.
 _SITES = (
     r"gemma-scope[^/]*-(res|mlp|att)\b.*/layer_(\d+)(?:/|$)",
     r"(?<![a-zA-Z])(res|mlp|att)(?:id|n)?_(?:post|out)(?:_all)?[/_]layer_?(\d+)",
+)
+# Settings of training, its data, sizes or the LM's loading, by a word of theirs: they change no
+# feature of the finished SAE, nor does noise, which was added in training alone.
+_DESCRIBES = re.compile(
+    r"(.*[._])?(adam|anneal|auto|aux|band|batch(es|_size)|beta|bos|cache|checkpoint|class|coeff|"
+    r"compil|context|ctx|cycles|d_(in|sae|model|sub)|data|dead|decay|device|dict_size|dim|dtype|"
+    r"eval|exclu|expan|fixed|ghost|grad|group_(frac|weights|sizes)|(re)?init|max_act|"
+    r"model_kwargs|l[01]|latents|layer$|lp|logg?(er)?_|lr|method|mixing|mse|multi_topk|noise|"
+    r"normalize_(sae_)?decoder$|optim|p_end|path|penal|pretrained|resume|run_|seed|seqpos|"
+    r"sequence|spars|start|ste_|steps?|stream|strict|tanh_scale|[td]d?p_size|tokens|training|"
+    r"verb|version|wandb|warm|width|window).*|hf_hook_name|neuronpedia_id"
 )
 _SITE_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
@@ -59,15 +62,27 @@ class SAESource:
     lm: LanguageModel | None = None
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> ReadKeys:
         """The settings; empty if there is no file of them."""
-        return stored.read_config(self.folder / self.files[0]) if len(self.files) > 1 else {}
+        path = self.folder / self.files[0]
+        return ReadKeys(stored.read_config(path) if len(self.files) > 1 else {})
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors in float32."""
+    def tensors(self) -> ReadKeys:
+        """The tensors in float32, by their names without what torch's wrappers put before them."""
         tensors = stored.read_tensors(self.folder / self.files[-1])
-        return {name: tensor.float() for name, tensor in tensors.items()}
+        before = "".join(re.findall(r"^(?:(?:_orig_mod|module)\.)+", commonprefix(list(tensors))))
+        return ReadKeys({name.removeprefix(before): x.float() for name, x in tensors.items()})
+
+    def refuse_unread(self) -> None:
+        """Refuse tensors and settings that the reader, which read tensors here, left unread."""
+        rest = [f"tensor {name} is {tuple(x.shape)}" for name, x in self.tensors.unread()]
+        for key, value in self.config.unread():
+            if value and value != "none" and not _DESCRIBES.fullmatch(key):
+                rest.append(f"{key} is {value!r}")
+        if rest:
+            way_out = "Take an SAE without, or register a format whose reader reads it."
+            self.refuse(f"its {listed(rest)}, which its format's reader does not know", way_out)
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
         """Raise the error of an SAE that is undamaged but cannot be used."""
@@ -85,7 +100,7 @@ class SAESource:
         if name not in self.tensors:
             reason = f"it lacks {name} (it has {', '.join(self.tensors)})"
             fail_to_read(self.folder / self.files[-1], reason)
-        return self.tensors[name]
+        return self.tensors[name]  # type: ignore[no-any-return]
 
     def weights(self, keys: Sequence[str], transposed: str = "") -> dict[str, Any]:
         """Return E, D, b_E and b_D, which the file calls `keys`.
@@ -117,20 +132,27 @@ class SAESource:
         return named
 
     def _hook_point_in_layer(self, hook: str, layer: int, name: str) -> HookPoint:
-        layer -= name == "hook_resid_pre"
-        if name not in _HOOK_KINDS or layer < 0:
+        layer -= name in ("hook_resid_pre", "hook_in")
+        kind = next(
+            (kind for kind, names in _HOOK_NAMES.items() if re.fullmatch(names, name)), None
+        )
+        if kind is None or layer < 0:
             self.refuse(
                 f"it reads {hook}, none of {', '.join(KINDS)}",
                 "Take an SAE of the residual stream after a layer, or of what its MLP or "
                 "attention adds to it; before layer 0 is the embedding, no layer's output.",
             )
-        at = HookPoint(layer, _HOOK_KINDS[name])
-        is_output = name and "hook" not in hook and not hook.endswith(".input")
-        if self.lm and is_output and name not in modules_giving(self.lm.load().model, at):
+        at = HookPoint(layer, kind)
+        is_bridged = name.endswith(".hook_out")  # of the module, whatever the LM calls it
+        is_output = is_bridged or (name and "hook" not in hook and not hook.endswith(".input"))
+        names = "mlp|feed_forward|(self_)?att(n|ention)" if is_bridged else re.escape(name)
+        giving = modules_giving(self.lm.load().model, at) if self.lm and is_output else {}
+        added = [path for path in giving if re.fullmatch(names, path)]
+        if is_output and (self.lm or is_bridged) and not added:
             self.refuse(
-                f"it reads {hook}, but what {self.lm.config.name_or_path} adds to the stream "
-                f"as {at} is something else, such as that after a norm",
-                "Take an SAE of the layer's own output.",
+                f"it reads {hook}, but what {self.lm.config.name_or_path if self.lm else 'an LM'} "
+                f"adds to the stream as {at} may be something else, such as that after a norm",
+                "Pass lm to load_sae, which shows it, or take an SAE of the layer's own output.",
             )
         return at
 
@@ -184,19 +206,29 @@ def load_sae(folder: str | Path, lm: LanguageModel | None = None) -> SparseAutoe
     if name is None:
         inside = sorted(path.name for path in folder.iterdir())
         known = "; ".join(f"{name} ({', '.join(form.files)})" for name, form in FORMATS.items())
+        below = [str(path) for path in sorted(folder.rglob("*/")) if _format_of(path)]
+        such_as = f", such as {listed(below)}," if below else ""
         raise SparseAutoencoderError(
             f"{folder} holds an SAE in no known format, or none: inside is "
             f"{listed(inside, most=8)}. Known are {known}. "
-            "Pass the folder that holds one SAE's files itself, or register their format with "
-            "lincorr_lightning.sae.register_format."
+            f"Pass the folder that holds one SAE's files itself{such_as}, or register their format "
+            "with lincorr_lightning.sae.register_format."
         )
     source = SAESource(folder, FORMATS[name].files, lm)
     try:
         sae = FORMATS[name].read(source)
+        if "tensors" in vars(source):
+            source.refuse_unread()
     except torch.OutOfMemoryError:  # of the LM
         raise
+    except SparseAutoencoderError as error:
+        if str(folder) in str(error):
+            raise
+        raise SparseAutoencoderError(f"cannot use {folder}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        fail_to_read(folder, f"its files lack a value that {name} has, or it is wrong ({error!r})")
+        reason = f"its files lack a value that {name} has, or it is wrong ({error!r})"
+        shapes = [f"{key} {tuple(x.shape)}" for key, x in vars(source).get("tensors", {}).items()]
+        fail_to_read(folder, f"{reason}; its tensors are {listed(shapes, most=12)}")
     return sae.float().eval()
 
 
@@ -254,8 +286,6 @@ _ARCHITECTURES: dict[str, Activation] = {
     "matryoshka_batchtopk": "batchtopk",
 }
 _THRESHOLDS = {"jumprelu": "threshold", "batchtopk": "topk_threshold"}
-# Steps of TransformerLens that shift or rotate the attention's heads.
-_HEAD_STEPS = ("fold_value_biases", "refactor_factored_attn_matrices")
 # dictionary_learning: tensors of a class, activation, and whether the encoder reads x - b_dec.
 _LINEAR = ("encoder.weight", "decoder.weight", "encoder.bias", "b_dec")
 _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
@@ -280,12 +310,6 @@ def _gated(parts: dict[str, Any], r_mag: Tensor, gate_bias: Tensor) -> dict[str,
     return parts | {"encoder": parts["encoder"] * scale[:, None], "threshold": threshold}
 
 
-def _norms(decoder: Tensor) -> Tensor:
-    """Return the norms of rows as divisors: 1 where a norm is 0."""
-    norm = decoder.norm(dim=1)
-    return torch.where(norm == 0, 1.0, norm)
-
-
 def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
     """Gemma Scope (Lieberum et al., 2024, arXiv 2408.05147), and Gemma Scope 2 for Gemma 3.
 
@@ -296,8 +320,6 @@ def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
     hook = str(config.get("hf_hook_point_in") or "")
     for key, value in (("type", "sae"), ("hf_hook_point_out", hook), ("architecture", "jump_relu")):
         source.require(key, config.get(key) or value, [value])
-    skips = config.get("affine_connection") or "affine_skip_connection" in source.tensors
-    source.require("affine_connection", bool(skips), [False])
     keys = _KEYS if "W_enc" in source.tensors else [key.lower() for key in _KEYS]
     sae = SparseAutoencoder(
         hook_point=source.find_hook_point(hook),
@@ -312,11 +334,9 @@ def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
 def _read_sparsify(source: SAESource) -> SparseAutoencoder:
     """Top-k SAEs of EleutherAI, in folders named by a module: ``layers.12``, ``h.3.mlp``."""
     run = source.folder.absolute().parent / "config.json"  # transcoders of 2024 are only named here
-    config = (stored.read_config(run) if run.is_file() else {}) | source.config
-    for key in ("transcode", "embed_skip", "gram_lookup", "signed"):
-        source.require(key, bool(config.get(key)), [False])
-    skips = config.get("skip_connection") or "W_skip" in source.tensors
-    source.require("skip_connection", bool(skips), [False])
+    config = source.config
+    of_run = stored.read_config(run) if run.is_file() else {}
+    source.require("transcode", bool(config.get("transcode", of_run.get("transcode"))), [False])
     source.require("activation", config.get("activation") or "topk", ["topk"])
     names = source.folder.absolute().parts[::-1]
     return SparseAutoencoder(
@@ -334,6 +354,8 @@ def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
     buffer = source.config.get("buffer") or {}
     source.require("buffer.io", buffer.get("io", "out"), ["out"])  # else an input, a transcoder
     name: Any = trainer.get("dict_class") or ("AutoEncoder" if "bias" in source.tensors else None)
+    if name == "AutoEncoder" and "decoder.bias" in source.tensors:  # one trainer calls it so
+        name = "AutoEncoderNew"
     source.require("trainer.dict_class", name, _DICTIONARIES)
     keys, activation, subtract = _DICTIONARIES[name]
     parts = source.weights(keys, "encoder" if keys is _KEYS else "decoder")
@@ -341,7 +363,12 @@ def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
         parts = _gated(parts, source.tensor("r_mag"), source.tensor("gate_bias"))
     elif activation in _THRESHOLDS:
         parts["threshold"] = source.tensor("threshold")
+    elif activation == "topk":
+        source.tensors.get("threshold")  # for another way to encode, which is not the default
+    n = torch.tensor(len(parts["decoder"]))  # in groups that matter to losses of training alone
+    source.require("sum of group_sizes", source.tensors.get("group_sizes", n).sum(), [n])
     k = source.tensors.get("k", trainer.get("k"))
+    source.require("trainer.k", trainer.get("k") or k, [k])
     return SparseAutoencoder(
         hook_point=source.find_hook_point(str(trainer.get("submodule_name") or "")),
         activation=activation,
@@ -355,17 +382,20 @@ def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
 def _read_saelens(source: SAESource) -> SparseAutoencoder:
     """Versions before and after 6, which has the LM's part under ``metadata``."""
     config = source.config
-    config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
-    source.require("hook_head_index", config.get("hook_head_index"), [None])  # a single head
-    function = config.get("activation_fn", config.get("activation_fn_str", "relu"))
+    config |= (config.pop("metadata", None) or {}) | (config.pop("meta", None) or {})
+    for key in ("hook_head_index", "hook_point_head_index"):
+        source.require(key, config.get(key), [None])  # a single head
+    functions = {key: config.get(key) for key in ("activation_fn", "activation_fn_str")}
     architecture = config.get("architecture") or "standard"
-    if function == "topk" and architecture == "standard":
+    if "topk" in functions.values() and architecture == "standard":
         architecture = "topk"
     source.require("architecture", architecture, _ARCHITECTURES)
-    source.require("activation_fn", function, ["relu", "topk"])
+    for key, function in functions.items():
+        default = "topk" if architecture == "topk" else "relu"
+        source.require(key, function or default, [default])
     activation = _ARCHITECTURES[architecture]
-    if "log_threshold" in source.tensors:  # in training
-        source.tensors.setdefault("threshold", source.tensors["log_threshold"].exp())
+    if "log_threshold" in source.tensors and "threshold" not in source.tensors:  # in training
+        source.tensors["threshold"] = source.tensors["log_threshold"].exp()
     if architecture == "gated":
         parts = source.weights(("W_enc", "W_dec", "b_mag", "b_dec"), "encoder")
         parts = _gated(parts, source.tensor("r_mag"), source.tensor("b_gate"))
@@ -373,27 +403,37 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
         parts = source.weights(_KEYS, "encoder")
         if activation in _THRESHOLDS:
             parts["threshold"] = source.tensor(_THRESHOLDS[activation])
-    if "scaling_factor" in source.tensors:  # a learned factor per feature, before version 4
-        parts["decoder"] = parts["decoder"] * source.tensors["scaling_factor"][:, None]
-    if config.get("rescale_acts_by_decoder_norm") and activation in ("topk", "batchtopk"):
+    factors = ("finetuning_scaling_factor", "scaling_factor")  # per feature, before version 6
+    factor = next((source.tensors[key] for key in factors if key in source.tensors), None)
+    is_other = factor is not None and bool((factor != 1).any())  # versions before 4 wrote ones
+    is_finetuned = bool(config.get("finetuning_scaling_factor", is_other))
+    source.require("finetuning_scaling_factor", is_finetuned, {is_other, factor is not None})
+    if factor is not None:
+        parts["decoder"] = parts["decoder"] * factor[:, None]
+    if activation in ("topk", "batchtopk") and config.get("rescale_acts_by_decoder_norm"):
         norm = parts["decoder"].norm(dim=1)
         parts["encoder"] = parts["encoder"] * norm[:, None]
         parts["encoder_bias"] = parts["encoder_bias"] * norm
-        parts["decoder"] = parts["decoder"] / _norms(parts["decoder"])[:, None]
+        parts["decoder"] = parts["decoder"] / stored.norms_of(parts["decoder"])[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
-    k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
+    source.require("hook_point", config.get("hook_point") or hook, [hook])
+    arguments = config.get("activation_fn_kwargs") or {}
+    k = config.get("k", arguments.get("k"))
+    source.require("activation_fn_kwargs.k", arguments.get("k") or k, [k])
     sae = SparseAutoencoder(
         hook_point=source.find_hook_point(hook),
         activation=activation,
-        k=None if k is None else int(k),
+        k=k if k is None or activation == "topk" else int(k),
         input_scale=_saelens_scale(source, config.get("normalize_activations"), hook),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"),
         **parts,
     )
     steps = config.get("model_from_pretrained_kwargs") or {}  # of TransformerLens
-    if hook.endswith(("hook_z", "o_proj.input")):
-        for step in _HEAD_STEPS:
+    if hook.endswith(("hook_z", "o.hook_in", "o_proj.input")):
+        config.get("reshape_activations")  # as these are read
+        # Steps of TransformerLens that shift or rotate the heads.
+        for step in ("fold_value_biases", "refactor_factored_attn_matrices"):
             key = f"model_from_pretrained_kwargs.{step}"
             source.require(key, bool(steps.get(step)), [False])
         return _from_heads(sae, source)
@@ -423,10 +463,11 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
     config = source.config
     hook = str(config.get("hook_point_in", ""))
     source.require("hook_point_out", config.get("hook_point_out"), [hook])  # else a transcoder
-    source.require("use_glu_encoder", bool(config.get("use_glu_encoder")), [False])
     kind = config.get("norm_activation")
     source.require("norm_activation", kind, ["dataset-wise", "inference", None])
-    if not config.get("use_decoder_bias", True):
+    has_bias = "decoder.bias" in source.tensors
+    source.require("use_decoder_bias", bool(config.get("use_decoder_bias", True)), [has_bias])
+    if not has_bias:
         source.tensors["decoder.bias"] = torch.zeros(len(source.tensor("decoder.weight")))
     keys = ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias")
     parts = source.weights(keys, "decoder")
@@ -444,13 +485,15 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
     source.require("act_fn without jump_relu_threshold", activation, ["relu", "topk", "jumprelu"])
     if activation == "jumprelu":
         threshold = torch.full((len(parts["decoder"]),), level * scale)
-        parts["threshold"] = threshold / _norms(parts["decoder"]) if has_norm else threshold
+        parts["threshold"] = (
+            threshold / stored.norms_of(parts["decoder"]) if has_norm else threshold
+        )
     elif activation == "topk":
-        parts["k"] = config.get("top_k")
         parts["score_scale"] = parts["decoder"].norm(dim=1) if has_norm else None
     return SparseAutoencoder(
         hook_point=source.find_hook_point(hook),
         activation=activation,
+        k=config.get("top_k"),
         input_scale=scale,
         subtract_decoder_bias=config.get("apply_decoder_bias_to_pre_encoder", False),
         **parts,

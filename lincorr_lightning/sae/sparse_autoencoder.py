@@ -1,6 +1,7 @@
 """A sparse autoencoder and its folder on disk."""
 
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ FORMAT_VERSION = 2
 CONFIG_FILE = "config.json"
 TENSORS_FILE = "sparse_autoencoder.safetensors"
 _THRESHOLDED = ("jumprelu", "batchtopk")
+_ABOUT = ("format", "format_version", "hook_point", "versions")
 _SETTINGS = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
 _ARGUMENTS = (
     "hook_point",
@@ -122,6 +124,8 @@ class SparseAutoencoder(nn.Module):
                 way_out = "Pass another SAE, or train it in float32."
                 raise SparseAutoencoderError(f"the SAE at {self.hook_point}: {reason}. {way_out}")
 
+        reason = f"decoder has the shape {tuple(self.decoder.shape)}, not (n_features, width)"
+        require(self.decoder.dim() == 2 and self.decoder.numel() > 0, reason)
         n, width = self.decoder.shape
         for name, tensor in self.state_dict().items():
             shape = {"encoder": (n, width), "decoder": (n, width), "decoder_bias": (width,)}
@@ -131,9 +135,10 @@ class SparseAutoencoder(nn.Module):
             require(bool(tensor.isfinite().all()), f"{name} holds NaN or infinite numbers")
         require(
             self.activation in ACTIVATIONS
-            and (self.threshold is not None) == (self.activation in _THRESHOLDED),
+            and (self.threshold is not None) == (self.activation in _THRESHOLDED)
+            and (self.score_scale is None or self.activation == "topk"),
             f"its activation is {self.activation!r}; there are {', '.join(ACTIVATIONS)}, of which "
-            f"{' and '.join(_THRESHOLDED)} have a threshold",
+            f"{' and '.join(_THRESHOLDED)} have a threshold, and topk may have a score_scale",
         )
         is_number = self.activation != "topk" or (isinstance(self.k, int) and 1 <= self.k <= n)
         require(is_number, f"topk needs a k from 1 to its {n} features, not {self.k}")
@@ -191,8 +196,7 @@ class SparseAutoencoder(nn.Module):
         encoder_bias = self.encoder_bias.double()
         if self.subtract_decoder_bias:
             encoder_bias = encoder_bias - encoder @ decoder_bias
-        norm = decoder.norm(dim=1)
-        norm = torch.where(norm == 0, 1.0, norm)
+        norm = norms_of(decoder)
         threshold = self.threshold
         if threshold is not None:
             threshold = (threshold.double() * norm).to(threshold)
@@ -246,7 +250,7 @@ class SparseAutoencoder(nn.Module):
         tensors: dict[str, Any] = read_tensors(folder / TENSORS_FILE)
         try:
             hook_point = HookPoint(**config["hook_point"])
-            settings = {name: config[name] for name in _SETTINGS}
+            settings = {name: config[name] for name in (*_SETTINGS, *config) if name not in _ABOUT}
             return cls(hook_point=hook_point, **tensors, **settings).eval()
         except (KeyError, TypeError, ValueError) as error:
             fail_to_read(folder, f"its files lack what an SAE has, or have more ({error!r})")
@@ -271,6 +275,12 @@ def sae_of(feature: Feature, saes: SAEs) -> SparseAutoencoder:
     return sae
 
 
+def norms_of(rows: Tensor) -> Tensor:
+    """Return the norms of rows as divisors: 1 where a norm is 0."""
+    norm = rows.norm(dim=1)
+    return torch.where(norm == 0, 1.0, norm)
+
+
 def fail_to_read(path: Path, reason: str) -> NoReturn:
     """Raise the error of a file that cannot be read."""
     raise SparseAutoencoderError(f"cannot read {path}: {reason}. {_WAY_OUT}")
@@ -286,7 +296,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         # Copies: who writes to a file changes what is mapped from it.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
-    except UnpicklingError:  # whose message explains how to run the code in a file
-        fail_to_read(path, "it is damaged or holds pickled objects, which are not read")
     except Exception as error:  # each reader has other errors for a file that is damaged
+        start = np.fromfile(path, np.uint8, 30).tobytes() if path.is_file() else b""
+        packed = re.match(rb"(?P<gzip>\x1f\x8b)|(?P<zip>PK)|(?P<LFS>version https://git)", start)
+        if packed and (path.suffix == ".safetensors" or not packed["zip"]):  # the others are zips
+            fail_to_read(path, f"it is {packed.lastgroup}, not the file; unpack or fetch it first")
+        if isinstance(error, UnpicklingError):  # whose message explains how to run code in a file
+            fail_to_read(path, "it is damaged or holds pickled objects, which are not read")
         fail_to_read(path, f"it is damaged ({error!r})")

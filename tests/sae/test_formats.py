@@ -144,7 +144,9 @@ _SAELENS: dict[str, tuple[dict[str, Any], dict[str, Tensor], Encode, Tensor]] = 
 }
 
 
-def _saelens(folder: Path, name: str = "standard", new: bool = True, **changes: Any) -> Path:
+def _saelens(
+    folder: Path, name: str = "standard", new: bool = True, more: dict | None = None, **changes: Any
+) -> Path:
     """New: version 6, with the LM's part under metadata; old: all in one."""
     about = {
         "model_name": "gemma-2-2b",
@@ -153,7 +155,9 @@ def _saelens(folder: Path, name: str = "standard", new: bool = True, **changes: 
     }
     config = {"d_in": WIDTH, "normalize_activations": "none", **_SAELENS[name][0], **changes}
     content = {**config, "metadata": about} if new else {**config, **about, "hook_layer": 4}
-    parts = PARAMETERS | _SAELENS[name][1]
+    parts = PARAMETERS | _SAELENS[name][1] | (more or {})
+    if name == "gated":
+        parts.pop("b_enc")
     return write_folder(folder, "cfg.json", content, "sae_weights.safetensors", parts)
 
 
@@ -174,6 +178,24 @@ def test_saelens_of_activations_of_a_fixed_norm(tmp_path: Path) -> None:
         load_sae(tmp_path)
     (tmp_path / "activation_scaler.json").write_text(json.dumps({"scaling_factor": 0.4}))
     _check(load_sae(tmp_path), lambda x: _relu(x - B_DEC), scale=0.4)
+
+
+def test_saelens_settings_of_training_and_of_the_lms_loading(tmp_path: Path) -> None:
+    """As the library's runner writes them; none changes what a finished SAE computes."""
+    texts = ["dataset_path", "lr_scheduler_name", "b_dec_init_method", "mse_loss_normalization"]
+    numbers = [
+        "lr",
+        "l1_coefficient",
+        "noise",
+        "adam_beta1",
+        "dead_feature_window",
+        "n_checkpoints",
+    ]
+    numbers += ["jumprelu_tanh_scale", "train_batch_size_tokens", "decoder_heuristic_init_norm"]
+    flags = ["log_to_wandb", "normalize_sae_decoder", "use_ghost_grads", "autocast_lm", "resume"]
+    config = dict.fromkeys(texts, "x") | dict.fromkeys(numbers, 0.1) | dict.fromkeys(flags, True)
+    config["model_from_pretrained_kwargs"] = {"fold_ln": True}
+    _check(load_sae(_saelens(tmp_path, **config)), lambda x: _relu(x - B_DEC))
 
 
 # -- Gemma Scope ----------------------------------------------------------------------------------
@@ -257,6 +279,8 @@ def _llama_scope(folder: Path, **changes: Any) -> Path:
     }
     tensors = "checkpoints/final.safetensors"
     parts = LINEAR | {"decoder.bias": B_DEC}
+    if not (config | changes)["use_decoder_bias"]:
+        parts.pop("decoder.bias")
     return write_folder(folder, "hyperparams.json", config | changes, tensors, parts)
 
 
@@ -358,7 +382,10 @@ _CLASSES: dict[str, tuple[dict[str, Tensor], Encode]] = {
     "JumpReluAutoEncoder": (PARAMETERS | {"threshold": THRESHOLD}, _jump),
     "AutoEncoderTopK": (LINEAR | _B_DEC | _K, lambda x: _top_k(x - B_DEC)),
     "BatchTopKSAE": (LINEAR | _B_DEC | _K, lambda x: _jump(x - B_DEC, 0.4)),
-    "MatryoshkaBatchTopKSAE": (PARAMETERS | _K, lambda x: _jump(x - B_DEC, 0.4)),
+    "MatryoshkaBatchTopKSAE": (
+        PARAMETERS | _K | {"group_sizes": torch.tensor([8, 32])},
+        lambda x: _jump(x - B_DEC, 0.4),
+    ),
 }
 
 
@@ -409,6 +436,19 @@ def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) ->
     _check(load_sae(folder), lambda x: _relu(x - B_DEC))
 
 
+@pytest.mark.parametrize("before", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_tensors_of_a_wrapped_module(before: str, tmp_path: Path) -> None:
+    parts, encode = _CLASSES["AutoEncoder"]
+    parts = {before + name: part for name, part in parts.items()}
+    config = {"trainer": {"submodule_name": "resid_post_layer_8"}}
+    _check(load_sae(write_folder(tmp_path, "config.json", config, "ae.pt", parts)), encode)
+
+
+def test_dictionary_learning_trainer_that_names_another_class(tmp_path: Path) -> None:
+    """StandardTrainerAprilUpdate trains AutoEncoderNew, and writes AutoEncoder."""
+    _check(load_sae(_dictionary(tmp_path, "AutoEncoderNew", dict_class="AutoEncoder")), _relu)
+
+
 # -- refusals -------------------------------------------------------------------------------------
 
 
@@ -417,6 +457,44 @@ def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) ->
     [
         (_saelens, {"architecture": "temporal"}, "architecture is 'temporal'.* is standard"),
         (_saelens, {"hook_head_index": 3}, "hook_head_index is 3"),
+        (_saelens, {"hook_point_head_index": 0}, "hook_point_head_index is 0"),
+        *(
+            (_saelens, {key: value}, f"{key} is {value!r}")
+            for key, value in (
+                ("use_error_term", True),
+                ("hook_name_out", "blocks.5.hook_mlp_out"),
+                ("layer_norm", True),
+                ("batch_norm", True),
+                ("output_scale", 2.5),
+                ("reshape_activations", "hook_z"),
+                ("finetuning_scaling_factor", True),
+            )
+        ),
+        (_saelens, {"norm": {"kind": "rms"}}, "norm.kind is 'rms'"),
+        (_saelens, {"activation_fn_kwargs": {"signed": True}}, "kwargs.signed is True"),
+        (_saelens, {"hook_point": "blocks.5.hook_mlp_out"}, "hook_point is 'blocks.5"),
+        (_saelens, {"activation_fn": "topk", "activation_fn_str": "relu"}, "fn_str is 'relu'"),
+        (
+            _saelens,
+            {"name": "topk", "activation_fn_kwargs": {"k": 6}},
+            "activation_fn_kwargs.k is 6",
+        ),
+        (_saelens, {"name": "topk", "k": 5.5}, "k from 1 to its 40 features, not 5.5"),
+        (_saelens, {"more": {"norm_factor": X[0]}}, r"norm_factor is \(12,\)"),
+        (_saelens, {"more": {"b_mag": B_MAG * 0}}, r"b_mag is \(40,\)"),
+        (_saelens, {"name": "jumprelu", "more": {"log_threshold": B_MAG}}, "tensor log_threshold"),
+        (
+            _saelens,
+            {"name": "finetuned", "finetuning_scaling_factor": False},
+            "finetuning_scaling_factor is False",
+        ),
+        (_saelens, {"more": {"W_dec": W_DEC[:0]}}, r"sae: .*decoder has the shape \(0, 12\)"),
+        (_saelens, {"more": {"W_dec": W_DEC[0]}}, r"decoder has the shape \(12,\)"),
+        (
+            _saelens,
+            {"name": "gated", "more": {"r_mag": R_MAG[1:]}},
+            r"r_mag \(39,\).*W_enc|W_enc.*39",
+        ),
         (_saelens, {"hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
         (_saelens, {"hook_name": "blocks.0.hook_resid_mid"}, "none of residual"),
         (_saelens, {"hook_name": "trunk.3"}, "hook point 'trunk.3'.*name the folder"),
@@ -429,11 +507,16 @@ def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) ->
         (_gemma_scope_2, {"hf_hook_point_out": "model.layers.17.mlp"}, "hf_hook_point_out"),
         (_gemma_scope_2, {"architecture": "topk"}, "architecture is 'topk'"),
         (_gemma_scope_2, {"affine_connection": True}, "affine_connection is True"),
-        (_gemma_scope_2, {"more": {"affine_skip_connection": R_MAG}}, "affine_connection is True"),
+        (
+            _gemma_scope_2,
+            {"more": {"affine_skip_connection": R_MAG}},
+            r"affine_skip_connection is \(40,\)",
+        ),
         (_gemma_scope_2, {"hook": "pre_feedforward_layernorm.output"}, "none of residual"),
         (_gemma_scope_2, {"hook": "self_attn.o_proj.input"}, "concatenated heads.*Pass lm"),
         (_llama_scope, {"hook_point_out": "blocks.13.hook_mlp_out"}, "hook_point_out"),
         (_llama_scope, {"use_glu_encoder": True}, "use_glu_encoder is True"),
+        (_llama_scope, {"circuit_scale": 2.5}, "circuit_scale is 2.5"),
         (
             _llama_scope,
             {"dataset_average_activation_norm": {"in": 7.0, "out": 6.0}},
@@ -445,12 +528,20 @@ def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) ->
             for key in ("transcode", "skip_connection", "embed_skip", "gram_lookup", "signed")
         ),
         (_sparsify, {"activation": "groupmax"}, "activation is 'groupmax'"),
-        (_sparsify, {"more": {"W_skip": R_MAG}}, "skip_connection is True"),
+        (_sparsify, {"more": {"W_skip": R_MAG}}, r"tensor W_skip is \(40,\)"),
         (_sparsify, {"k": None}, "sparsify"),
         (_sparsify, {"k": N + 1}, "k from 1 to its 40 features"),
         (_dictionary, {"dict_class": "CrossCoder"}, "dict_class is 'CrossCoder', .*AutoEncoder"),
         (_dictionary, {"dict_class": None, "name": "BatchTopKSAE"}, "dict_class is None"),
         (_dictionary, {"io": "in"}, "buffer.io is 'in'"),
+        (_dictionary, {"norm_factor": 2.5}, "trainer.norm_factor is 2.5"),
+        (_dictionary, {"name": "AutoEncoderTopK", "k": 6}, "trainer.k is 6"),
+        (_dictionary, {"more": {"norm_factor": B_DEC}}, r"norm_factor is \(12,\)"),
+        (
+            _dictionary,
+            {"name": "MatryoshkaBatchTopKSAE", "more": {"group_sizes": torch.tensor([8, 8])}},
+            "sum of group_sizes",
+        ),
         (_dictionary, {"dict_class": "BatchTopKSAE"}, r"ae\.pt: it lacks b_dec"),
         (
             _dictionary,
@@ -495,6 +586,29 @@ def test_no_code_of_a_file_is_run_and_none_is_half_read(write: Any, tmp_path: Pa
     assert "\n" not in str(error.value) and "weights_only" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"\x1f\x8b\x08\x00", "it is gzip"),
+        (b"PK\x03\x04", "it is zip"),
+        (b"version https://git-lfs.github.com/spec/v1", "it is LFS"),
+    ],
+)
+def test_what_lies_in_place_of_a_file(content: bytes, match: str, tmp_path: Path) -> None:
+    folder = _sparsify(tmp_path / "layers.1")
+    (folder / "sae.safetensors").write_bytes(content)
+    with pytest.raises(SparseAutoencoderError, match=rf"sae\.safetensors: {match}"):
+        load_sae(folder)
+
+
+def test_a_folder_above_names_those_below(tmp_path: Path) -> None:
+    for name in ("average_l0_9", "average_l0_82"):
+        _gemma_scope(tmp_path / "layer_1" / "width_16k" / name)
+    for load in (load_sae, load_saes):
+        with pytest.raises(SparseAutoencoderError, match=r"such as \S*width_16k/average_l0_82, "):
+            load(tmp_path / "layer_1")
+
+
 def test_folders_without_an_sae(tmp_path: Path) -> None:
     (tmp_path / "ae.pt").touch()
     for load in (load_sae, load_saes):
@@ -520,6 +634,8 @@ def test_folders_without_an_sae(tmp_path: Path) -> None:
         ("gpt_neox.layers.3.attention", HookPoint(3, "attention_out")),
         ("blocks.3.hook_resid_pre", HookPoint(2, "residual")),
         ("blocks.12.hook_attn_out", HookPoint(12, "attention_out")),
+        ("blocks.3.hook_out", HookPoint(3, "residual")),
+        ("blocks.3.hook_in", HookPoint(2, "residual")),
         ("attn_out_layer_3", HookPoint(3, "attention_out")),
         ("topk_mlp_out_layer_3", HookPoint(3, "mlp_out")),
         ("resid_post_layer_12", HookPoint(12, "residual")),
@@ -550,11 +666,20 @@ def test_the_lm_shows_whether_a_module_is_added_to_the_stream(
     lm = LanguageModel.from_module(toy_model(name, len(tokenizer)), tokenizer)
     folder = _sparsify(tmp_path / f"layers.1.{module}")
     load_sae(folder)
+    hook = f"blocks.1.{'mlp' if module == 'mlp' else 'attn'}.hook_out"  # TransformerLens 4
+    bridged = _saelens(tmp_path / "bridged", hook_name=hook)
+    with pytest.raises(SparseAutoencoderError, match="Pass lm to load_sae"):
+        load_sae(bridged)
     if is_added:
         load_sae(folder, lm=lm)
+    else:
+        with pytest.raises(SparseAutoencoderError, match=r"layers\.1\..*the layer's own output"):
+            load_sae(folder, lm=lm)
+    if name != "gemma3":
+        load_sae(bridged, lm=lm)
         return
-    with pytest.raises(SparseAutoencoderError, match=r"layers\.1\..*the layer's own output"):
-        load_sae(folder, lm=lm)
+    with pytest.raises(SparseAutoencoderError, match=r"the layer's own output"):
+        load_sae(bridged, lm=lm)
 
 
 # -- formats of one's own -------------------------------------------------------------------------
