@@ -64,9 +64,13 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
     """Yield file and row, for messages, and the content of each row, whose fields are unchecked.
 
     A ``.jsonl`` file has an object per line, a ``.json`` file a list of them; a header of ``.csv``
-    or ``.tsv``, separated by commas, semicolons or tabs, must have the columns `needed`.
+    or ``.tsv``, separated by commas, semicolons or tabs, must have the columns `needed`; a folder
+    has files ``*case_N.json`` of an object each.
     """
     path = Path(path)
+    cases = path.glob("*case_*.json")  # MEMIT's ``1_edits-case_7.json``; none if this is no folder
+    if in_order := sorted(cases, key=lambda case: (len(case.name), case.name)):
+        return chain.from_iterable(_json_rows(case, what) for case in in_order)
     match path.suffix.lower():
         case ".jsonl":
             return _json_lines(path, what)
@@ -74,7 +78,8 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
             return _json_rows(path, what)
         case ".csv" | ".tsv":
             return _csv_rows(path, what, needed)
-    raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(_ROW_SUFFIXES)}.")
+    which = f"Name one of {', '.join(_ROW_SUFFIXES)}. A folder must have files case_N.json."
+    raise SubjectsError(f"{path} is no file of {what}. {which}")
 
 
 def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:

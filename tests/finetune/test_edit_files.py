@@ -1,6 +1,7 @@
 """Files of edits in public shapes, written here, with outcomes that are written beside them."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pandas
 import pytest
 
 from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.finetune import edit_files
 from lincorr_lightning.finetune.edit_files import read_edits
 from lincorr_lightning.finetune.edits import ListedEdits, resolve_edits
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -72,6 +74,23 @@ def knowedit(new: Any = "Paris", subject: Any = "name1", **more: Any) -> dict[st
     return {"subject": subject, "target_new": new, **texts} | more
 
 
+def wikibigedit(**more: Any) -> dict[str, Any]:
+    asked = {"update": LIVES, "rephrase": HOME, "personas": "Yo, name1 lives where?"}
+    hop = {"mhop": "In which country does name1 live?", "mhop_ans": "France"}
+    return {"tag": "new", "subject": "name1", "ans": "Paris", "loc": "?"} | asked | hop | more
+
+
+def hallueditbench(**more: Any) -> dict[str, Any]:
+    asked = {"question": LIVES, "paraphrased_question": HOME, "locality_question": "?"}
+    return {"subject": "name1", "relation": "home", "object": "Paris"} | asked | more
+
+
+def easyedit(**more: Any) -> dict[str, Any]:
+    request = {"prompt": LIVES, "subject": "name1", "target_new": "Paris", "rephrase_prompt": HOME}
+    unused = {"ground_truth": "Rome", "portability": {}, "locality": {"n": {"prompt": "?"}}}
+    return {"case_id": 0, "requested_rewrite": request | unused | more, "post": {"rephrase_acc": 1}}
+
+
 # Record; the country that is right, or the reason of a skipped row; the number of prompts.
 CASES: list[tuple[dict[str, Any], str, int]] = [
     (counterfact(), "France", 3),
@@ -101,6 +120,12 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
     (ripple(edit="name1"), UNREAD.format("RippleEdits"), 0),
     (knowedit(rephrase_prompt=HOME), "France", 2),
     (knowedit(None), NO_ANSWER, 0),
+    (wikibigedit(), "France", 3),
+    (wikibigedit(personas=math.nan, reference=["Peru"]), "Peru", 2),
+    (hallueditbench(), "France", 2),
+    (easyedit(), "France", 2),
+    (counterfact(reference="Peru"), "Peru", 3),
+    (OTHER | {"subject": "name1", "question": LIVES, "para_question": HOME}, "Norway", 2),
 ]
 
 
@@ -131,6 +156,41 @@ def test_records_of_benchmarks(
     for prompt in row.prompts:
         assert "name1" in prompt and "{}" not in prompt
         assert not prompt.endswith(found.edits[1].answer)
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        (easyedit(), "locality, ground_truth, post"),
+        (wikibigedit(), "loc, mhop, mhop_ans, tag"),
+        (counterfact(), "neighborhood_prompts, relation_id, target_true"),
+        (OTHER | {"locality": ["?"], "empty": [], "": 3}, "locality"),
+        (OTHER | {"paraphrases": [HOME, 0.5]}, "paraphrases"),
+    ],
+)
+def test_fields_that_are_not_read_are_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], unread: str
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(edit_files, "rank_zero_info", lines.append)
+    read_edits([OTHER, row, row])
+    (line,) = lines
+    assert sorted(line.rstrip(".").split(": ")[-1].split(", ")) == sorted(unread.split(", "))
+
+
+def test_a_folder_of_results_is_read_in_the_order_of_its_cases(tmp_path: Path) -> None:
+    for case in (10, 2):
+        content = counterfact(subject=f"name{case}", case_id=case)
+        (tmp_path / f"1_edits-case_{case}.json").write_text(json.dumps(content))
+    (tmp_path / "params.json").write_text("{}")
+    assert [row[1:5:3] for row in read_edits(tmp_path)] == [("name2", "2"), ("name10", "10")]
+
+
+def test_lists_that_pandas_wrote_to_csv(tmp_path: Path) -> None:
+    row = OTHER | {"paraphrases": [LIVES, HOME], "reference": ["Peru", "Italy"]}
+    pandas.DataFrame([row]).to_csv(tmp_path / "e.csv")
+    (edit,) = read_edits(tmp_path / "e.csv")
+    assert (edit.prompts, edit.reference) == ((LIVES, HOME), ("Peru", "Italy"))
 
 
 @pytest.mark.parametrize(
