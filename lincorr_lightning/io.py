@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -163,7 +164,7 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         raise ValueError(f"{literal} is not JSON")
 
     try:
-        content = json.loads(regular_file(path).read_text(encoding="utf-8"), parse_constant=refuse)
+        content = parse_json(regular_file(path).read_text(encoding="utf-8"), parse_constant=refuse)
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
     except (ValueError, RecursionError) as cause:
@@ -171,6 +172,19 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: it is not a JSON object. {way_out}")
     return content
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    """Parse JSON; a key twice in an object, of which json keeps the last, is a ValueError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise ValueError(f"the key {key!r} is given twice in one object")
+        return content
+
+    return json.loads(text, object_pairs_hook=unique, **options)
 
 
 def compose_yaml(text: str) -> Any:

@@ -5,14 +5,14 @@ line.
 """
 
 import csv
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from lincorr_lightning.errors import SubjectsError, require_one_of
-from lincorr_lightning.io import regular_file
+from lincorr_lightning.io import parse_json, regular_file
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 
 SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
@@ -85,7 +85,7 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
 def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     for where, line in _filled_lines(path, what):
         try:
-            yield where, json.loads(line)
+            yield where, parse_json(line)
         except (ValueError, RecursionError) as error:
             raise SubjectsError(
                 f"{where}: no JSON ({error}). Write an object per line; a list of objects is a "
@@ -95,7 +95,7 @@ def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
 
 def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     try:
-        rows = json.loads("".join(_lines(path, what)))
+        rows = parse_json("".join(_lines(path, what)))
     except (ValueError, RecursionError) as error:
         raise SubjectsError(
             f"{path}: no JSON ({error}). Write a list of objects; an object per line is a .jsonl "
@@ -115,6 +115,10 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
     last_line = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        if doubled := [
+            name for name, n in Counter(filter(None, reader.fieldnames)).items() if n > 1
+        ]:
+            raise SubjectsError(f"{path}, line 1: the header has {doubled[0]!r} twice. Rename one.")
         if missing := [name for name in needed if name not in reader.fieldnames]:
             raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
         last_line = reader.line_num

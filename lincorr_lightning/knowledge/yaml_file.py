@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.io import load_yaml, regular_file
+from lincorr_lightning.io import load_yaml, parse_json, regular_file
 from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
@@ -85,7 +85,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
         content = regular_file(path).read_bytes()
         text = content.decode(json.detect_encoding(content))
         # Numbers of a relation are texts.
-        data = json.loads(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)
+        data = parse_json(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)
     except OSError as error:
         fail(origin, "", f"cannot be read as a knowledge file ({error.strerror})")
     except UnicodeDecodeError as error:
@@ -217,9 +217,13 @@ _ATTRIBUTES: dict[str, tuple[str, Callable[[_Value], Any]]] = {
 _KNOWLEDGE_KEYS = (*_ATTRIBUTES, "template", "templates", "answers")
 
 
-def _entry(name: str, value: _Value) -> Knowledge:
+def _refuse_family(name: str, value: _Value) -> None:
     if name in (*FAMILIES, "all"):
-        value.fail("is the name of a family and cannot name a kind of knowledge")
+        value.fail(f"{name!r} names a family, so no kind of knowledge; choose another name")
+
+
+def _entry(name: str, value: _Value) -> Knowledge:
+    _refuse_family(name, value)
     parts = value.mapping(_KNOWLEDGE_KEYS, _REQUIRED_KEYS)
     prompts = [parts[key] for key in ("template", "templates") if key in parts]
     if len(prompts) != 1:
@@ -251,6 +255,7 @@ def _relation(root: _Value) -> KnowledgeFile:
         root.fail("is missing", _PROMPTS[0])
     template, *more = _prompts(prompts[0], strip=True)
     name = re.sub(r"\W+", "_", parts["name"].text())
+    _refuse_family(name, parts["name"])
     rows = parts["samples"]
     if not isinstance(rows.value, list) or rows.is_empty:
         rows.fail("must be a list of samples, each with a subject and an object")

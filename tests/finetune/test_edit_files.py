@@ -268,6 +268,13 @@ def test_a_row_that_lacks_the_fields_is_skipped(
         ("e.json", '[{"subject": "a", "answer": "b", "refrence": "c"}]', "'refrence'. Rename it"),
         ("e.jsonl", '[{"subject": "a", "answer": "b"}]', "line 1: no edit can be read"),
         ("e.tsv", "subject\tanswer\na\tb\tc\n", "line 2: more fields"),
+        (
+            "e.json",
+            '[{"subject": "a", "answer": "b", "answer": "c"}]',
+            r"e\.json: .*'answer' .*twice",
+        ),
+        ("e.jsonl", '{"subject": "a", "answer": "b", "id": 1, "id": 1}', "line 1: .*'id' .*twice"),
+        ("e.csv", "answer;subject; answer\nParis;a;Rome\n", r"e\.csv, line 1: .*'answer' twice"),
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
         (
             "e.csv",
