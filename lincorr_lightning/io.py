@@ -157,6 +157,20 @@ def regular_file(path: str | Path) -> Path:
     return path
 
 
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+def text_file(path: str | Path) -> Path:
+    """Return the path of a `regular_file`; raise OSError if it is packed, by its first bytes."""
+    path = regular_file(path)
+    with path.open("rb") as file:
+        start = file.read(6)
+    for magic, name in _PACKED.items():
+        if start.startswith(magic):
+            raise OSError(errno.EINVAL, f"it is packed by {name}; unpack it", str(path))
+    return path
+
+
 def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
     """Read a file that holds a JSON object, without NaN and Infinity."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from lincorr_lightning.errors import SubjectsError, require_one_of
-from lincorr_lightning.io import parse_json, regular_file
+from lincorr_lightning.io import parse_json, text_file
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 
 SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 def _lines(path: Path, what: str) -> Iterator[str]:
     """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
     try:
-        with regular_file(path).open(encoding="utf-8-sig") as file:
+        with text_file(path).open(encoding="utf-8-sig") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
         way_out = "" if isinstance(error, OSError) else " Save it in UTF-8."
@@ -101,6 +101,20 @@ def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
             f"{path}: no JSON ({error}). Write a list of objects; an object per line is a .jsonl "
             "file."
         ) from error
+    match rows:
+        case {"columns": list(columns), "data": list(data)}:  # of pandas, orient="split"
+            rows = [dict(zip(columns, row, strict=True)) for row in data]
+        case {"schema": dict(), "data": list(data)}:
+            rows = data
+        case dict() if all(
+            isinstance(x, dict) and x and all(map(str.isdigit, x)) for x in rows.values()
+        ):
+            numbers = dict.fromkeys(number for column in rows.values() for number in column)
+            rows = [{name: column.get(i) for name, column in rows.items()} for i in numbers]
+        case dict() if all(map(str.isdigit, rows)):
+            rows = list(rows.values())
+        case dict():
+            rows = [rows]
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
         yield f"{path}, row {number}", row
 
@@ -108,9 +122,19 @@ def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     lines = _lines(path, what)
     header = next(lines, "")
-    delimiter = max("\t,;" if path.suffix.lower() == ".tsv" else ",;\t", key=header.count)
+    first = next(lines, "")
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        n, n_first = (
+            len(*csv.reader([line], delimiter=delimiter, skipinitialspace=True))
+            for line in (header, first)
+        )
+        return n == n_first > 1, n
+
+    csv.field_size_limit(2**31 - 1)  # texts may be long
+    delimiter = max("\t,;" if path.suffix.lower() == ".tsv" else ",;\t", key=fit)
     reader = csv.DictReader(
-        chain([header], lines), delimiter=delimiter, strict=True, skipinitialspace=True
+        chain([header, first], lines), delimiter=delimiter, strict=True, skipinitialspace=True
     )
     last_line = 0
     try:

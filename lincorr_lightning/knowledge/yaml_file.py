@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.io import load_yaml, parse_json, regular_file
+from lincorr_lightning.io import load_yaml, parse_json, text_file
 from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
@@ -30,6 +31,10 @@ _REQUIRED_KEYS = ("family", "language", "answers")
 _PROMPTS = ("prompt_templates_zs", "prompt_templates")
 _RELATION_KEYS = ("name", *_PROMPTS, "properties", "samples", "domain", "range")
 _SAMPLE_KEYS = ("subject", "object")
+
+
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff\u202a-\u202e]")
+"""Characters that nobody sees and no answer has; those that join letters belong to scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     origin = str(path)
     is_json = origin.lower().endswith(".json")
     try:
-        content = regular_file(path).read_bytes()
+        content = text_file(path).read_bytes()
         text = content.decode(json.detect_encoding(content))
         # Numbers of a relation are texts.
         data = parse_json(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)
@@ -162,9 +167,8 @@ class _Value(NamedTuple):
         texts = tuple(_Value(self.origin, self.key, item).text(strip=strip) for item in items)
         if not texts:
             self.fail("is an empty list")
-        for index, text in enumerate(texts):
-            if text in texts[:index]:
-                self.fail(f"{text!r} is listed twice")
+        if len(set(texts)) < len(texts):
+            self.fail(f"{Counter(texts).most_common(1)[0][0]!r} is listed twice")
         return texts
 
     def of_type(self, kind: type) -> Any:
@@ -312,13 +316,15 @@ def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]
     """Add as facts of a relation's objects those that another one gives the same subjects."""
     (kind,) = source.entities
     (other,) = target.entities
-    known: dict[str, list[str]] = {}
+    known: dict[str, list[str]] = defaultdict(list)
     for subject, text in target.samples:
-        known.setdefault(subject, []).append(text)
-    for subject, text in source.samples:
-        facts = entities[kind][text].facts
-        texts = dict.fromkeys([*facts.get(other, ()), *known.get(subject, ())])
-        entities[kind][text] = Entity(text, source.origin, facts={**facts, other: tuple(texts)})
+        known[subject].append(text)
+    joined: dict[str, dict[str, None]] = defaultdict(dict)  # texts in their order
+    for subject, text in dict.fromkeys(source.samples):
+        joined[text] |= dict.fromkeys(known[subject])
+    for text, texts in joined.items():
+        facts = {**entities[kind][text].facts, other: tuple(texts)}
+        entities[kind][text] = Entity(text, source.origin, facts=facts)
 
 
 def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
@@ -353,6 +359,9 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
     # An LM cannot tell entities apart that read alike; spellings of one would count as two answers.
     first_with: dict[str, Answer] = {}
     for answer in entry.answers:
+        if found := INVISIBLE.search(answer.text):
+            reason = f"{answer.text!r} has an invisible {unicodedata.name(found[0])}; remove it"
+            fail(origin, answers, reason)
         folded = unicodedata.normalize("NFKC", answer.text).casefold()
         first = first_with.setdefault(folded, answer)
         if first != answer:

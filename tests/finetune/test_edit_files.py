@@ -1,5 +1,6 @@
 """Files of edits in public shapes, written here, with outcomes that are written beside them."""
 
+import gzip
 import json
 import math
 from collections.abc import Callable
@@ -233,6 +234,27 @@ def test_files_of_every_kind_are_read_alike(
     assert rows[0].where == f"{path}, {where}"
 
 
+@pytest.mark.parametrize("orient", ["columns", "index", "split", "records", "table"])
+def test_json_of_pandas_in_any_orientation(tmp_path: Path, orient: Any) -> None:
+    pandas.DataFrame(LIST * 6).to_json(tmp_path / "e.json", orient=orient)
+    edits = [(row.subject, row.answer) for row in read_edits(tmp_path / "e.json")]
+    assert edits == [("name1", "Paris"), ("name2", "Tokyo")] * 6
+
+
+def test_the_separator_is_the_one_that_cuts_heading_and_rows_alike(tmp_path: Path) -> None:
+    path = tmp_path / "e.csv"
+    path.write_text(f"subject,answer,notes; of; mine\nname1,Paris,{'x' * 200_000}\n")
+    assert [row[1:3] for row in read_edits(path)] == [("name1", "Paris")]
+
+
+@pytest.mark.filterwarnings("ignore:.*are skipped", "ignore:.*answers already")
+def test_rows_nobody_can_use_are_skipped(lm: LanguageModel, relation: TokenizedRelation) -> None:
+    rows = [OTHER, OTHER | {"answer": "Pa\u200bris"}, OTHER | {"subject": "name1 " * 10_000}]
+    found = resolve_edits(ListedEdits(read_edits(rows)), relation, lm)
+    problems = [row.problem for row in found.skipped]
+    assert "an invisible ZERO WIDTH SPACE" in problems[0] and "2,000 characters" in problems[1]
+
+
 def test_fields_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "edits.csv"
     path.write_text("person;home;answers;id\nname1;Paris;Rome;a7\n2;3;;\n")
@@ -281,6 +303,8 @@ def test_a_row_that_lacks_the_fields_is_skipped(
             "subject,answer\nZoë,Paris\n".encode("cp1252"),
             r"e\.csv cannot be read: .*Save it in UTF-8",
         ),
+        ("e.json", gzip.compress(b"[]"), "packed by gzip; unpack it"),
+        ("e.csv", b"PK\x03\x04, subject, answer", "packed by zip; unpack it"),
         ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],
 )
