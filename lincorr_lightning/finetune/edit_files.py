@@ -144,9 +144,11 @@ def _fact(row: RawEdit, fields: Record, form: Format, unread: dict[str, None]) -
         form.answer,
         *(x for x in texts if all(texts[x])),
     }
-    unread |= dict.fromkeys(
-        str(name) for name in fields if name not in read and _list(fields[name])
-    )
+    unread |= {
+        name: None
+        for name in map(str, fields)
+        if not (name in read or name in unread) and _list(fields.get(name))
+    }
     prompts = (text.replace("{}", subject) for part in texts.values() for text in part if text)
     right = fields.get("reference")
     right = right.split(SEPARATOR) if isinstance(right, str) and right[:1] != "[" else right
