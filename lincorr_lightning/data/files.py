@@ -102,8 +102,8 @@ def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
             "file."
         ) from error
     match rows:
-        case {"columns": list(columns), "data": list(data)}:  # of pandas, orient="split"
-            rows = [dict(zip(columns, row, strict=True)) for row in data]
+        case {"columns": list(), "data": list()}:  # where a column may be there twice
+            raise SubjectsError(f'{path}: pandas wrote orient="split". Write orient="records".')
         case {"schema": dict(), "data": list(data)}:
             rows = data
         case dict() if all(
@@ -139,10 +139,9 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
     last_line = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        if doubled := [
-            name for name, n in Counter(filter(None, reader.fieldnames)).items() if n > 1
-        ]:
-            raise SubjectsError(f"{path}, line 1: the header has {doubled[0]!r} twice. Rename one.")
+        for name, n in Counter(filter(None, reader.fieldnames)).items():
+            if n > 1:
+                raise SubjectsError(f"{path}, line 1: the header has {name!r} twice. Rename one.")
         if missing := [name for name in needed if name not in reader.fieldnames]:
             raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
         last_line = reader.line_num

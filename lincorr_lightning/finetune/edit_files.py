@@ -20,7 +20,7 @@ Edits = str | Path | Iterable[Mapping[str, Any]]  # a file, or its rows
 nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
 Record = Mapping[str, Any]
-_READ_FIRST = ("case_id", "id", "")  # a table of pandas has its index under no name
+_READ_FIRST = ("case_id", "id", "reference", "")  # a table of pandas has its index under no name
 NO_FIELDS = "it lacks the fields of an edit"
 _PLAIN = "your own"
 
@@ -137,18 +137,10 @@ def _fact(row: RawEdit, fields: Record, form: Format, unread: dict[str, None]) -
             problem = f"it has no {name}" if is_empty else f"its {name} is no text"
     subject, answer = ("" if value is None else f"{value!s}".strip() for value in values.values())
     texts = {name: [*map(_text, _list(fields.get(name)))] for name in PROMPTS}
-    read = {
-        *_READ_FIRST,
-        "reference",
-        form.subject,
-        form.answer,
-        *(x for x in texts if all(texts[x])),
-    }
-    unread |= {
-        name: None
-        for name in map(str, fields)
-        if not (name in read or name in unread) and _list(fields.get(name))
-    }
+    read = {*_READ_FIRST, form.subject, form.answer, *(x for x in texts if all(texts[x]))}
+    for name in map(str, fields):
+        if not (name in read or name in unread) and _list(fields.get(name)):
+            unread[name] = None
     prompts = (text.replace("{}", subject) for part in texts.values() for text in part if text)
     right = fields.get("reference")
     right = right.split(SEPARATOR) if isinstance(right, str) and right[:1] != "[" else right
