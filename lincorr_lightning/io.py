@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections import UserDict
+from collections import Counter, UserDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -157,6 +157,20 @@ def regular_file(path: str | Path) -> Path:
     return path
 
 
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+def text_file(path: str | Path) -> Path:
+    """Return the path of a `regular_file`; raise OSError if it is packed, by its first bytes."""
+    path = regular_file(path)
+    with path.open("rb") as file:
+        start = file.read(6)
+    for magic, name in _PACKED.items():
+        if start.startswith(magic):
+            raise OSError(errno.EINVAL, f"it is packed by {name}; unpack it", str(path))
+    return path
+
+
 def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
     """Read a file that holds a JSON object, without NaN and Infinity."""
 
@@ -164,7 +178,7 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         raise ValueError(f"{literal} is not JSON")
 
     try:
-        content = json.loads(regular_file(path).read_text(encoding="utf-8"), parse_constant=refuse)
+        content = parse_json(regular_file(path).read_text(encoding="utf-8"), parse_constant=refuse)
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
     except (ValueError, RecursionError) as cause:
@@ -192,6 +206,19 @@ class ReadKeys(UserDict[str, Any]):
                 yield from value.unread(f"{before}{key}.")
             elif key not in self._read:
                 yield before + key, value
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    """Parse JSON; a key twice in an object, of which json keeps the last, is a ValueError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise ValueError(f"the key {key!r} is given twice in one object")
+        return content
+
+    return json.loads(text, object_pairs_hook=unique, **options)
 
 
 def compose_yaml(text: str) -> Any:

@@ -5,14 +5,14 @@ line.
 """
 
 import csv
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from lincorr_lightning.errors import SubjectsError, require_one_of
-from lincorr_lightning.io import regular_file
+from lincorr_lightning.io import parse_json, text_file
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 
 SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 def _lines(path: Path, what: str) -> Iterator[str]:
     """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
     try:
-        with regular_file(path).open(encoding="utf-8-sig") as file:
+        with text_file(path).open(encoding="utf-8-sig") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
         way_out = "" if isinstance(error, OSError) else " Save it in UTF-8."
@@ -64,9 +64,13 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
     """Yield file and row, for messages, and the content of each row, whose fields are unchecked.
 
     A ``.jsonl`` file has an object per line, a ``.json`` file a list of them; a header of ``.csv``
-    or ``.tsv``, separated by commas, semicolons or tabs, must have the columns `needed`.
+    or ``.tsv``, separated by commas, semicolons or tabs, must have the columns `needed`; a folder
+    has files ``*case_N.json`` of an object each.
     """
     path = Path(path)
+    cases = path.glob("*case_*.json")  # MEMIT's ``1_edits-case_7.json``; none if this is no folder
+    if in_order := sorted(cases, key=lambda case: (len(case.name), case.name)):
+        return chain.from_iterable(_json_rows(case, what) for case in in_order)
     match path.suffix.lower():
         case ".jsonl":
             return _json_lines(path, what)
@@ -74,13 +78,14 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
             return _json_rows(path, what)
         case ".csv" | ".tsv":
             return _csv_rows(path, what, needed)
-    raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(_ROW_SUFFIXES)}.")
+    which = f"Name one of {', '.join(_ROW_SUFFIXES)}. A folder must have files case_N.json."
+    raise SubjectsError(f"{path} is no file of {what}. {which}")
 
 
 def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     for where, line in _filled_lines(path, what):
         try:
-            yield where, json.loads(line)
+            yield where, parse_json(line)
         except (ValueError, RecursionError) as error:
             raise SubjectsError(
                 f"{where}: no JSON ({error}). Write an object per line; a list of objects is a "
@@ -90,12 +95,26 @@ def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
 
 def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     try:
-        rows = json.loads("".join(_lines(path, what)))
+        rows = parse_json("".join(_lines(path, what)))
     except (ValueError, RecursionError) as error:
         raise SubjectsError(
             f"{path}: no JSON ({error}). Write a list of objects; an object per line is a .jsonl "
             "file."
         ) from error
+    match rows:
+        case {"columns": list(), "data": list()}:  # where a column may be there twice
+            raise SubjectsError(f'{path}: pandas wrote orient="split". Write orient="records".')
+        case {"schema": dict(), "data": list(data)}:
+            rows = data
+        case dict() if all(
+            isinstance(x, dict) and x and all(map(str.isdigit, x)) for x in rows.values()
+        ):
+            numbers = dict.fromkeys(number for column in rows.values() for number in column)
+            rows = [{name: column.get(i) for name, column in rows.items()} for i in numbers]
+        case dict() if all(map(str.isdigit, rows)):
+            rows = list(rows.values())
+        case dict():
+            rows = [rows]
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
         yield f"{path}, row {number}", row
 
@@ -103,13 +122,26 @@ def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     lines = _lines(path, what)
     header = next(lines, "")
-    delimiter = max("\t,;" if path.suffix.lower() == ".tsv" else ",;\t", key=header.count)
+    first = next(lines, "")
+
+    def fit(delimiter: str) -> tuple[bool, int]:
+        n, n_first = (
+            len(*csv.reader([line], delimiter=delimiter, skipinitialspace=True))
+            for line in (header, first)
+        )
+        return n == n_first > 1, n
+
+    csv.field_size_limit(2**31 - 1)  # texts may be long
+    delimiter = max("\t,;" if path.suffix.lower() == ".tsv" else ",;\t", key=fit)
     reader = csv.DictReader(
-        chain([header], lines), delimiter=delimiter, strict=True, skipinitialspace=True
+        chain([header, first], lines), delimiter=delimiter, strict=True, skipinitialspace=True
     )
     last_line = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for name, n in Counter(filter(None, reader.fieldnames)).items():
+            if n > 1:
+                raise SubjectsError(f"{path}, line 1: the header has {name!r} twice. Rename one.")
         if missing := [name for name in needed if name not in reader.fieldnames]:
             raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
         last_line = reader.line_num

@@ -1,21 +1,26 @@
 """Rows of edits: a user's own, and records of CounterFact, zsRE, MQuAKE, RippleEdits, KnowEdit."""
 
+import ast
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from lincorr_lightning.data.files import read_rows
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import SubjectsError, listed
 
 SEPARATOR = "|"  # of the target answers of a reference
 Edits = str | Path | Iterable[Mapping[str, Any]]  # a file, or its rows
 nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
 Record = Mapping[str, Any]
+_READ_FIRST = ("case_id", "id", "reference", "")  # a table of pandas has its index under no name
 NO_FIELDS = "it lacks the fields of an edit"
 _PLAIN = "your own"
 
@@ -44,13 +49,15 @@ class RawEdit(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A format of records: the keys that it is recognized by, and its reader.
+    """A format of records: the keys that it is recognized by, and its fields.
 
-    The reader returns the facts that a record rewrites, none if it cannot be read.
+    `facts` returns the fields of each fact that a record rewrites, none if it cannot be read.
     """
 
     keys: tuple[str, ...]
-    read: Callable[[Record], list[RawEdit]]
+    subject: str = "subject"
+    answer: str = "target_new"
+    facts: Callable[[Record], list[Record]] = lambda record: [record]
 
 
 def read_edits(
@@ -65,16 +72,19 @@ def read_edits(
     Raises:
         SubjectsError: No row has the fields of an edit, or the file cannot be read.
     """
+    name = str(source) if isinstance(source, (str, Path)) else "the edits"
     if isinstance(source, (str, Path)):
         rows = read_rows(source, "edits")
     else:
         rows = ((f"edit {number}", row) for number, row in enumerate(source, 1))
-    plain = Format((subject_key, answer_key), partial(_plain_row, subject_key, answer_key))
-    formats = {_PLAIN: plain, **FORMATS}
-    edits = [_raw_edit(row, where, str(i), formats) for i, (where, row) in enumerate(rows)]
+    formats = {_PLAIN: Format((subject_key, answer_key), subject_key, answer_key), **FORMATS}
+    unread: dict[str, None] = {}
+    edits = [_raw_edit(row, where, str(i), formats, unread) for i, (where, row) in enumerate(rows)]
+    if unread:
+        rank_zero_info(f"{name}: fields that are not read: {listed(list(unread), 20)}.")
     if not edits:
         raise SubjectsError(
-            f"{source} has no edit. Write at least one, with {subject_key} and {answer_key}."
+            f"{name} has no edit. Write at least one, with {subject_key} and {answer_key}."
         )
     if all(edit.problem == NO_FIELDS for edit in edits):
         raise SubjectsError(
@@ -85,19 +95,22 @@ def read_edits(
     return edits
 
 
-def _raw_edit(record: Any, where: str, number: str, formats: Mapping[str, Format]) -> RawEdit:
-    unread = RawEdit(where, f"{record!r:.99}", "", id=number)
+def _raw_edit(
+    record: Any, where: str, number: str, formats: Mapping[str, Format], unread: dict[str, None]
+) -> RawEdit:
+    row = RawEdit(where, f"{record!r:.99}", "", id=number)
     if not isinstance(record, Mapping):
-        return unread._replace(problem=NO_FIELDS)
+        return row._replace(problem=NO_FIELDS)
     names = [name for name, each in formats.items() if record.keys() >= set(each.keys)]
     if not names:
-        return unread._replace(problem=NO_FIELDS)
+        return row._replace(problem=NO_FIELDS)
     if names[0] == _PLAIN:
         _refuse_misspelled(record, where)
-    row_id = _text(record.get("case_id")) or _text(record.get("id")) or number
-    facts = [fact._replace(where=where, id=row_id) for fact in formats[names[0]].read(record)]
+    row = row._replace(id=_text(record.get("case_id")) or _text(record.get("id")) or number)
+    form = formats[names[0]]
+    facts = [_fact(row, fields, form, unread) for fields in form.facts(record)]
     if not facts:
-        return unread._replace(problem=f"no edit of {names[0]} can be read from it", id=row_id)
+        return row._replace(problem=f"no edit of {names[0]} can be read from it")
     return facts[0]._replace(rewrites=tuple(facts) if len(facts) > 1 else ())
 
 
@@ -114,45 +127,44 @@ def _refuse_misspelled(record: Record, where: str) -> None:
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def _fact(subject: Any, answer: Any, *prompts: Any) -> RawEdit:
-    """Return an edit of the texts of a record, and why subject or answer are none."""
-    values = {"subject": _bare(subject), "new answer": _bare(answer)}
+def _fact(row: RawEdit, fields: Record, form: Format, unread: dict[str, None]) -> RawEdit:
+    """Return an edit of the fields of a fact, and why its subject or answer are no texts."""
+    values = {"subject": _bare(fields[form.subject]), "new answer": _bare(fields[form.answer])}
     problem = ""
     for name, value in values.items():
         if not _text(value) and not problem:
             is_empty = value is None or isinstance(value, str)
             problem = f"it has no {name}" if is_empty else f"its {name} is no text"
-    shown = ["" if value is None else f"{value!s}".strip() for value in values.values()]
-    texts = dict.fromkeys(filter(None, map(_text, prompts)))
-    return RawEdit("", shown[0], shown[1], prompts=tuple(texts), problem=problem)
+    subject, answer = ("" if value is None else f"{value!s}".strip() for value in values.values())
+    texts = {name: [*map(_text, _list(fields.get(name)))] for name in PROMPTS}
+    read = {*_READ_FIRST, form.subject, form.answer, *(x for x in texts if all(texts[x]))}
+    for name in map(str, fields):
+        if not (name in read or name in unread) and _list(fields.get(name)):
+            unread[name] = None
+    prompts = (text.replace("{}", subject) for part in texts.values() for text in part if text)
+    right = fields.get("reference")
+    right = right.split(SEPARATOR) if isinstance(right, str) and right[:1] != "[" else right
+    return row._replace(
+        subject=subject,
+        answer=answer,
+        reference=tuple(map(_text, _list(right))),
+        prompts=tuple(dict.fromkeys(prompts)),
+        problem=problem,
+    )
 
 
-def _plain_row(subject_key: str, answer_key: str, record: Record) -> list[RawEdit]:
-    right = record.get("reference") or None
-    right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
-    fact = _fact(record[subject_key], record[answer_key], *_list(record.get("paraphrases")))
-    return [fact._replace(reference=tuple(map(_text, right)))]
+PROMPTS = (
+    *("prompt", "prompt_full", "question", "src", "update", "paraphrases", "paraphrase_prompts"),
+    *("rephrase", "rephrase_prompt", "para_question", "paraphrased_question", "personas"),
+)
+"""Fields with prompts of the source, in any format; ``{}`` in one stands for the subject."""
 
 
-def _rewrites(record: Record) -> list[RawEdit]:
-    """Read CounterFact's fact, or those of MQuAKE."""
-    facts = []
-    for rewrite in _list(record["requested_rewrite"]):
-        if isinstance(rewrite, Mapping):
-            subject = rewrite.get("subject")
-            prompt = _text(rewrite.get("prompt")).replace("{}", _text(subject))
-            others = rewrite.get("question"), *_list(record.get("paraphrase_prompts"))
-            facts.append(_fact(subject, rewrite.get("target_new"), prompt, *others))
-    return facts
-
-
-def _zsre(record: Record) -> list[RawEdit]:
-    return [_fact(record["subject"], record["alt"], record.get("src"), record.get("rephrase"))]
-
-
-def _knowedit(record: Record) -> list[RawEdit]:
-    prompts = record.get("prompt"), record.get("rephrase_prompt")
-    return [_fact(record["subject"], record["target_new"], *prompts)]
+def _rewrites(record: Record) -> list[Record]:
+    """Return CounterFact's fact, or those of MQuAKE, with the other fields of the record."""
+    rest = {key: value for key, value in record.items() if key != "requested_rewrite"}
+    rewrites = (each for each in _list(record["requested_rewrite"]) if isinstance(each, Mapping))
+    return [{"subject": None, "target_new": None, **rest, **each} for each in rewrites]
 
 
 # How RippleEdits writes a relation whose name is not in its sentences.
@@ -167,9 +179,10 @@ _RIPPLE_WORDS = {
     "CAST_MEMBER": "cast members",
 }
 _AFTER_SUBJECT = " (is (associated with|part of|a member of|the capital of)|plays in|won|has)$"
+_OF_RIPPLE = ("edit", "relation", "subject_id", "target_id")  # say the same as the sentence
 
 
-def _ripple(record: Record) -> list[RawEdit]:
+def _ripple(record: Record) -> list[Record]:
     """Read subject, answer and prompt from a sentence such as ``The mother of Ada is Mia.``."""
     edit = record["edit"] if isinstance(record["edit"], Mapping) else {}
     relation = str(edit.get("relation"))
@@ -179,14 +192,18 @@ def _ripple(record: Record) -> list[RawEdit]:
     if parts is None:
         return []
     prompt, subject, answer = parts.groups()
-    return [_fact(re.sub(_AFTER_SUBJECT, "", subject), answer, prompt)]
+    rest = {key: value for key, value in {**record, **edit}.items() if key not in _OF_RIPPLE}
+    subject = re.sub(_AFTER_SUBJECT, "", subject)
+    return [{**rest, "prompt": prompt, "subject": subject, "target_new": answer}]
 
 
 FORMATS = {
-    "CounterFact or MQuAKE": Format(("requested_rewrite",), _rewrites),
-    "zsRE": Format(("subject", "alt"), _zsre),
-    "KnowEdit": Format(("subject", "target_new"), _knowedit),
-    "RippleEdits": Format(("edit",), _ripple),
+    "CounterFact or MQuAKE": Format(("requested_rewrite",), facts=_rewrites),
+    "zsRE": Format(("subject", "alt"), answer="alt"),
+    "KnowEdit": Format(("subject", "target_new")),
+    "WikiBigEdit": Format(("subject", "update", "ans"), answer="ans"),
+    "HalluEditBench": Format(("subject", "object", "question"), answer="object"),
+    "RippleEdits": Format(("edit",), facts=_ripple),
 }
 """Formats of records; of several whose keys a record has, the first reads it."""
 
@@ -201,10 +218,18 @@ def _text(value: Any) -> str:
 def _bare(value: Any) -> Any:
     """Return a text as it is in the object with which CounterFact writes it, or alone in a list."""
     value = value["str"] if isinstance(value, Mapping) and "str" in value else value
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
+    items = list(value) if _is_list(value) else []
+    return items[0] if len(items) == 1 else value
 
 
 def _list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+    """Return the items of any list, also as pandas writes one to CSV, without empty ones."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
+    items = value if _is_list(value) else [value]
+    return [item for item in items if item not in (None, "", {}) and item == item]  # NaN is not
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, Mapping))

@@ -1,5 +1,6 @@
 """Edits: sampled, or read from rows, and resolved in the labels of a relation and an LM."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from torch import Tensor
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.finetune.edit_files import RawEdit, nfc
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation, answer_tokens
-from lincorr_lightning.knowledge.yaml_file import suggest
+from lincorr_lightning.knowledge.yaml_file import INVISIBLE, suggest
 from lincorr_lightning.linear_map.layout import relation_logits
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -22,6 +23,7 @@ from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 
 _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
+_MAX_SUBJECT = 2_000  # characters; the LM would run out of memory at what is no name
 _NO_REFERENCE = "the reference of its answer names no label; add a field `reference`"
 
 
@@ -108,6 +110,8 @@ class _AnswerLabels:
             return fact, None, f"{len(fitting)} of its several rewrites have an answer of {name}"
         if answer is None:
             why = self._dropped.get(nfc(fact.answer), f"not one of {name}")
+            if invisible := INVISIBLE.search(fact.answer):
+                why = f"it has an invisible {unicodedata.name(invisible[0])}"
             return fact, None, f"its answer is no label of this LM ({why})"
         named = self._labels(fact.reference)
         if None in named:
@@ -339,7 +343,14 @@ def _label_rows(
 ) -> tuple[list[tuple[RawEdit, SourceAnswer]], list[RawEdit], str]:
     """Return the rows that are edits with their answers, the others, and a message about these."""
     labels = _AnswerLabels(relation, lm)
-    unknown = set(unknown_subjects([fact.subject for row in source.rows for fact in row.facts], lm))
+    subjects = {fact.subject for row in source.rows for fact in row.facts}
+    unusable = dict.fromkeys(
+        (each for each in subjects if len(each) > _MAX_SUBJECT),
+        f"the subject is above {_MAX_SUBJECT:,} characters",
+    )
+    unusable |= dict.fromkeys(
+        unknown_subjects(subjects - unusable.keys(), lm), "the subject has no token of the LM"
+    )
     labelled: list[tuple[RawEdit, SourceAnswer]] = []
     skipped = list(source.skipped)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -348,8 +359,8 @@ def _label_rows(
         fact, answer, reason = labels.find(row)
         if answer is not None:
             edit = nfc(fact.subject), answer.answer
-            if fact.subject in unknown:
-                reason = "the subject has no token of the LM"
+            if fact.subject in unusable:
+                reason = unusable[fact.subject]
             elif row.id and edit in taught:
                 reason = "an earlier row teaches the subject this answer"
             elif counts[answer.reference] == source.max_per_reference:

@@ -70,8 +70,11 @@ class Catalogue(dict[str, Knowledge]):
         """
         selected: dict[str, Knowledge] = {}
         for name in split_names(names):
-            members = [each for each in self.values() if name in ("all", each.family, each.name)]
-            selected |= {each.name: each for each in members or [self[name]]}
+            if name in ("all", *FAMILIES):
+                members = [each for each in self.values() if name in ("all", each.family)]
+            else:
+                members = [self[name]]
+            selected |= {each.name: each for each in members}
         return list(selected.values())
 
     def _reference(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]] | None:

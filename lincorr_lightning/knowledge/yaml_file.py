@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.io import load_yaml, regular_file
+from lincorr_lightning.io import load_yaml, parse_json, text_file
 from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
@@ -30,6 +31,10 @@ _REQUIRED_KEYS = ("family", "language", "answers")
 _PROMPTS = ("prompt_templates_zs", "prompt_templates")
 _RELATION_KEYS = ("name", *_PROMPTS, "properties", "samples", "domain", "range")
 _SAMPLE_KEYS = ("subject", "object")
+
+
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff\u202a-\u202e]")
+"""Characters that nobody sees and no answer has; those that join letters belong to scripts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +87,10 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     origin = str(path)
     is_json = origin.lower().endswith(".json")
     try:
-        content = regular_file(path).read_bytes()
+        content = text_file(path).read_bytes()
         text = content.decode(json.detect_encoding(content))
         # Numbers of a relation are texts.
-        data = json.loads(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)
+        data = parse_json(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)
     except OSError as error:
         fail(origin, "", f"cannot be read as a knowledge file ({error.strerror})")
     except UnicodeDecodeError as error:
@@ -162,9 +167,8 @@ class _Value(NamedTuple):
         texts = tuple(_Value(self.origin, self.key, item).text(strip=strip) for item in items)
         if not texts:
             self.fail("is an empty list")
-        for index, text in enumerate(texts):
-            if text in texts[:index]:
-                self.fail(f"{text!r} is listed twice")
+        if len(set(texts)) < len(texts):
+            self.fail(f"{Counter(texts).most_common(1)[0][0]!r} is listed twice")
         return texts
 
     def of_type(self, kind: type) -> Any:
@@ -217,9 +221,13 @@ _ATTRIBUTES: dict[str, tuple[str, Callable[[_Value], Any]]] = {
 _KNOWLEDGE_KEYS = (*_ATTRIBUTES, "template", "templates", "answers")
 
 
-def _entry(name: str, value: _Value) -> Knowledge:
+def _refuse_family(name: str, value: _Value) -> None:
     if name in (*FAMILIES, "all"):
-        value.fail("is the name of a family and cannot name a kind of knowledge")
+        value.fail(f"{name!r} names a family, so no kind of knowledge; choose another name")
+
+
+def _entry(name: str, value: _Value) -> Knowledge:
+    _refuse_family(name, value)
     parts = value.mapping(_KNOWLEDGE_KEYS, _REQUIRED_KEYS)
     prompts = [parts[key] for key in ("template", "templates") if key in parts]
     if len(prompts) != 1:
@@ -251,6 +259,7 @@ def _relation(root: _Value) -> KnowledgeFile:
         root.fail("is missing", _PROMPTS[0])
     template, *more = _prompts(prompts[0], strip=True)
     name = re.sub(r"\W+", "_", parts["name"].text())
+    _refuse_family(name, parts["name"])
     rows = parts["samples"]
     if not isinstance(rows.value, list) or rows.is_empty:
         rows.fail("must be a list of samples, each with a subject and an object")
@@ -307,13 +316,15 @@ def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]
     """Add as facts of a relation's objects those that another one gives the same subjects."""
     (kind,) = source.entities
     (other,) = target.entities
-    known: dict[str, list[str]] = {}
+    known: dict[str, list[str]] = defaultdict(list)
     for subject, text in target.samples:
-        known.setdefault(subject, []).append(text)
-    for subject, text in source.samples:
-        facts = entities[kind][text].facts
-        texts = dict.fromkeys([*facts.get(other, ()), *known.get(subject, ())])
-        entities[kind][text] = Entity(text, source.origin, facts={**facts, other: tuple(texts)})
+        known[subject].append(text)
+    joined: dict[str, dict[str, None]] = defaultdict(dict)  # texts in their order
+    for subject, text in dict.fromkeys(source.samples):
+        joined[text] |= dict.fromkeys(known[subject])
+    for text, texts in joined.items():
+        facts = {**entities[kind][text].facts, other: tuple(texts)}
+        entities[kind][text] = Entity(text, source.origin, facts=facts)
 
 
 def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
@@ -348,6 +359,9 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
     # An LM cannot tell entities apart that read alike; spellings of one would count as two answers.
     first_with: dict[str, Answer] = {}
     for answer in entry.answers:
+        if found := INVISIBLE.search(answer.text):
+            reason = f"{answer.text!r} has an invisible {unicodedata.name(found[0])}; remove it"
+            fail(origin, answers, reason)
         folded = unicodedata.normalize("NFKC", answer.text).casefold()
         first = first_with.setdefault(folded, answer)
         if first != answer:

@@ -15,7 +15,7 @@ from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.tiny_world.world import WORLD_FILE
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.io import atomic_folder
+from lincorr_lightning.io import atomic_folder, safe_names
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import IGNORED, PackedBatch, RecallBatch
@@ -211,7 +211,9 @@ class Pretraining(Study):
 
     def on_validation_epoch_end(self) -> None:
         self._recall = {name: float(hits.compute()) for name, hits in self._hits.items()}
-        self.log_dict({f"val/recall/{name}": value for name, value in self._recall.items()})
+        safe = safe_names(self._recall)
+        # Not below val/recall: MLflow has files, of which none can be a folder as well.
+        self.log_dict({f"val/recall_of/{safe[name]}": x for name, x in self._recall.items()})
         self.log("val/recall", sum(self._recall.values()) / len(self._recall), prog_bar=True)
 
     def build_results(self) -> Results:

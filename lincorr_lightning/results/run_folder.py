@@ -6,6 +6,7 @@ import inspect
 import io
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -176,7 +177,21 @@ def log_scalars(
     if finite:
         logged = dict(islice(finite.items(), at_most))
         for logger in trainer.loggers:
-            logger.log_metrics(logged, step=trainer.global_step if step is None else step)
+            names = map(_mlflow_name if isinstance(logger, MLFlowLogger) else str, logged)
+            named = dict(zip(names, logged.values(), strict=True))
+            logger.log_metrics(named, step=trainer.global_step if step is None else step)
+
+
+_WORDS = {"->": "to", "+": "plus", "*": "times"}
+
+
+def _mlflow_name(name: str) -> str:
+    """Write signs that `MLFlowLogger` would drop as words: no kind of knowledge has spaces."""
+
+    def word(sign: re.Match[str]) -> str:
+        return f" {_WORDS.get(sign[0]) or unicodedata.name(sign[0], hex(ord(sign[0]))).lower()} "
+
+    return re.sub(r"->|[^a-zA-Z0-9_/. -]", word, name)
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:

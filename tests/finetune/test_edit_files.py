@@ -1,6 +1,8 @@
 """Files of edits in public shapes, written here, with outcomes that are written beside them."""
 
+import gzip
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pandas
 import pytest
 
 from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.finetune import edit_files
 from lincorr_lightning.finetune.edit_files import read_edits
 from lincorr_lightning.finetune.edits import ListedEdits, resolve_edits
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -72,6 +75,23 @@ def knowedit(new: Any = "Paris", subject: Any = "name1", **more: Any) -> dict[st
     return {"subject": subject, "target_new": new, **texts} | more
 
 
+def wikibigedit(**more: Any) -> dict[str, Any]:
+    asked = {"update": LIVES, "rephrase": HOME, "personas": "Yo, name1 lives where?"}
+    hop = {"mhop": "In which country does name1 live?", "mhop_ans": "France"}
+    return {"tag": "new", "subject": "name1", "ans": "Paris", "loc": "?"} | asked | hop | more
+
+
+def hallueditbench(**more: Any) -> dict[str, Any]:
+    asked = {"question": LIVES, "paraphrased_question": HOME, "locality_question": "?"}
+    return {"subject": "name1", "relation": "home", "object": "Paris"} | asked | more
+
+
+def easyedit(**more: Any) -> dict[str, Any]:
+    request = {"prompt": LIVES, "subject": "name1", "target_new": "Paris", "rephrase_prompt": HOME}
+    unused = {"ground_truth": "Rome", "portability": {}, "locality": {"n": {"prompt": "?"}}}
+    return {"case_id": 0, "requested_rewrite": request | unused | more, "post": {"rephrase_acc": 1}}
+
+
 # Record; the country that is right, or the reason of a skipped row; the number of prompts.
 CASES: list[tuple[dict[str, Any], str, int]] = [
     (counterfact(), "France", 3),
@@ -101,6 +121,12 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
     (ripple(edit="name1"), UNREAD.format("RippleEdits"), 0),
     (knowedit(rephrase_prompt=HOME), "France", 2),
     (knowedit(None), NO_ANSWER, 0),
+    (wikibigedit(), "France", 3),
+    (wikibigedit(personas=math.nan, reference=["Peru"]), "Peru", 2),
+    (hallueditbench(), "France", 2),
+    (easyedit(), "France", 2),
+    (counterfact(reference="Peru"), "Peru", 3),
+    (OTHER | {"subject": "name1", "question": LIVES, "para_question": HOME}, "Norway", 2),
 ]
 
 
@@ -131,6 +157,41 @@ def test_records_of_benchmarks(
     for prompt in row.prompts:
         assert "name1" in prompt and "{}" not in prompt
         assert not prompt.endswith(found.edits[1].answer)
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        (easyedit(), "locality, ground_truth, post"),
+        (wikibigedit(), "loc, mhop, mhop_ans, tag"),
+        (counterfact(), "neighborhood_prompts, relation_id, target_true"),
+        (OTHER | {"locality": ["?"], "empty": [], "": 3}, "locality"),
+        (OTHER | {"paraphrases": [HOME, 0.5]}, "paraphrases"),
+    ],
+)
+def test_fields_that_are_not_read_are_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], unread: str
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(edit_files, "rank_zero_info", lines.append)
+    read_edits([OTHER, row, row])
+    (line,) = lines
+    assert sorted(line.rstrip(".").split(": ")[-1].split(", ")) == sorted(unread.split(", "))
+
+
+def test_a_folder_of_results_is_read_in_the_order_of_its_cases(tmp_path: Path) -> None:
+    for case in (10, 2):
+        content = counterfact(subject=f"name{case}", case_id=case)
+        (tmp_path / f"1_edits-case_{case}.json").write_text(json.dumps(content))
+    (tmp_path / "params.json").write_text("{}")
+    assert [row[1:5:3] for row in read_edits(tmp_path)] == [("name2", "2"), ("name10", "10")]
+
+
+def test_lists_that_pandas_wrote_to_csv(tmp_path: Path) -> None:
+    row = OTHER | {"paraphrases": [LIVES, HOME], "reference": ["Peru", "Italy"]}
+    pandas.DataFrame([row]).to_csv(tmp_path / "e.csv")
+    (edit,) = read_edits(tmp_path / "e.csv")
+    assert (edit.prompts, edit.reference) == ((LIVES, HOME), ("Peru", "Italy"))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +234,27 @@ def test_files_of_every_kind_are_read_alike(
     assert rows[0].where == f"{path}, {where}"
 
 
+@pytest.mark.parametrize("orient", ["columns", "index", "records", "table"])
+def test_json_of_pandas_in_any_orientation(tmp_path: Path, orient: Any) -> None:
+    pandas.DataFrame(LIST * 6).to_json(tmp_path / "e.json", orient=orient)
+    edits = [(row.subject, row.answer) for row in read_edits(tmp_path / "e.json")]
+    assert edits == [("name1", "Paris"), ("name2", "Tokyo")] * 6
+
+
+def test_the_separator_is_the_one_that_cuts_heading_and_rows_alike(tmp_path: Path) -> None:
+    path = tmp_path / "e.csv"
+    path.write_text(f"subject,answer,notes; of; mine\nname1,Paris,{'x' * 200_000}\n")
+    assert [row[1:3] for row in read_edits(path)] == [("name1", "Paris")]
+
+
+@pytest.mark.filterwarnings("ignore:.*are skipped", "ignore:.*answers already")
+def test_rows_nobody_can_use_are_skipped(lm: LanguageModel, relation: TokenizedRelation) -> None:
+    rows = [OTHER, OTHER | {"answer": "Pa\u200bris"}, OTHER | {"subject": "name1 " * 10_000}]
+    found = resolve_edits(ListedEdits(read_edits(rows)), relation, lm)
+    problems = [row.problem for row in found.skipped]
+    assert "an invisible ZERO WIDTH SPACE" in problems[0] and "2,000 characters" in problems[1]
+
+
 def test_fields_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "edits.csv"
     path.write_text("person;home;answers;id\nname1;Paris;Rome;a7\n2;3;;\n")
@@ -208,12 +290,22 @@ def test_a_row_that_lacks_the_fields_is_skipped(
         ("e.json", '[{"subject": "a", "answer": "b", "refrence": "c"}]', "'refrence'. Rename it"),
         ("e.jsonl", '[{"subject": "a", "answer": "b"}]', "line 1: no edit can be read"),
         ("e.tsv", "subject\tanswer\na\tb\tc\n", "line 2: more fields"),
+        (
+            "e.json",
+            '[{"subject": "a", "answer": "b", "answer": "c"}]',
+            r"e\.json: .*'answer' .*twice",
+        ),
+        ("e.jsonl", '{"subject": "a", "answer": "b", "id": 1, "id": 1}', "line 1: .*'id' .*twice"),
+        ("e.csv", "answer;subject; answer\nParis;a;Rome\n", r"e\.csv, line 1: .*'answer' twice"),
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
         (
             "e.csv",
             "subject,answer\nZoë,Paris\n".encode("cp1252"),
             r"e\.csv cannot be read: .*Save it in UTF-8",
         ),
+        ("e.json", pandas.DataFrame(LIST).to_json(orient="split"), 'e.json: .*orient="records"'),
+        ("e.json", gzip.compress(b"[]"), "packed by gzip; unpack it"),
+        ("e.csv", b"PK\x03\x04, subject, answer", "packed by zip; unpack it"),
         ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],
 )

@@ -1,6 +1,7 @@
 """Pre-training, and the LM and numbers that it writes."""
 
 import json
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -119,6 +120,8 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
         assert torch.equal(ours, theirs)
     for key in ("val/recall", "train/loss"):
         assert plain.trainer.callback_metrics[key] == usual.trainer.callback_metrics[key]
+    keys = set(plain.trainer.callback_metrics)
+    assert not [key for key in keys if keys & {str(each) for each in Path(key).parents}]
 
 
 def test_the_penalty_is_that_written_out_target_by_target():

@@ -5,6 +5,7 @@ import errno
 import inspect
 import io
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -342,11 +343,31 @@ class MLFlowStandIn(MLFlowLogger):
     save_dir = property(lambda self: None)
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.scalars.update(metrics)
+        kept = {re.sub("[^a-zA-Z0-9_/. -]+", "", key): x for key, x in metrics.items()}  # its rule
+        assert len(kept) == len(metrics)
+        self.scalars.update(kept)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
     def finalize(self, status: str = "success") -> None: ...
+
+
+def test_mlflow_drops_no_sign_that_tells_two_numbers_apart(tmp_path: Path) -> None:
+    logger = MLFlowStandIn()
+    trainer: L.Trainer = quiet_trainer(tmp_path, **NO_FILES | {"logger": logger})
+    names = [
+        "X+1->X*2",
+        "X+1->X+2",
+        "X+1->X-2",
+        "X+1->X2",
+        "上海",
+        "北京",
+        "city->a (2)",
+        "city->a2",
+    ]
+    module.log_scalars(trainer, {f"r/{name}": float(i) for i, name in enumerate(names)})
+    assert logger.scalars["r/X plus 1 to X times 2"] == 0
+    assert sorted(logger.scalars.values()) == list(range(len(names)))
 
 
 def test_mlflow(tmp_path: Path) -> None:
