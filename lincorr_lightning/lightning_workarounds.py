@@ -24,7 +24,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.io import atomic_write, new_version
+from lincorr_lightning.io import as_output_error, atomic_write, new_version
 
 # A text such as 1e3, which YAML 1.1 takes for a text and jsonargparse for a number.
 _E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
@@ -82,7 +82,8 @@ class RunLogger(TensorBoardLogger):
     """TensorBoardLogger with a folder of its own for each run.
 
     Lightning's own takes the first free version, which runs that start at the same time all do;
-    this one makes the folder, or raises `OutputError`. (No report in Lightning.)
+    this one makes the folder, also again where it was moved or removed during the run, or raises
+    `OutputError`. (No report in Lightning.)
     """
 
     _claimed: int | None = None
@@ -96,6 +97,14 @@ class RunLogger(TensorBoardLogger):
         if self._claimed is None:
             self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
         return self._claimed
+
+    @property
+    def experiment(self) -> Any:
+        """The writer, which would fail without its folder."""
+        if self._experiment is not None:
+            with as_output_error(Path(self.log_dir)):
+                Path(self.log_dir).mkdir(parents=True, exist_ok=True)
+        return super().experiment
 
 
 def settle_processes(trainer: L.Trainer) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError
+from lincorr_lightning.errors import CheckpointError, ConfigError, OutputError, SubjectsError
+from lincorr_lightning.probe import LinearProbe
 from lincorr_lightning.results.run_folder import run_folder
+from tests.small_runs import SMALL_RUNS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
@@ -126,6 +129,35 @@ def test_another_number_of_processes_than_a_launcher_started(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
         forecast(small_lm, tmp_path, *options)
+
+
+@pytest.mark.parametrize(
+    ("way", "logger"),
+    [("moved", ""), ("removed", ""), ("replaced", ""), ("removed", "CSVLogger")],
+)
+def test_a_folder_that_is_lost_during_the_run(
+    way: str, logger: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = LinearProbe.training_step
+
+    def lose_folder(self: LinearProbe, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            folder = run_folder(self.trainer).rename(tmp_path / "moved")
+            if way != "moved":
+                shutil.rmtree(folder)
+            if way == "replaced":
+                run_folder(self.trainer).write_text("a file")
+        step(self, batch, batch_idx)
+
+    monkeypatch.setattr(LinearProbe, "training_step", lose_folder)
+    csv = (f"--trainer.logger={logger}", f"--trainer.logger.save_dir={tmp_path}") if logger else ()
+    command = SMALL_RUNS["probe"].command(inputs, tmp_path, *csv)
+    if way == "replaced" or logger:
+        with pytest.raises(OutputError, match=r"cannot write .*version_0"):
+            main(command)
+    else:
+        folder = run_folder(main(command).trainer)
+        assert (folder / "results.json").is_file() and list(folder.glob("events.*"))
 
 
 @pytest.mark.slow
