@@ -5,6 +5,7 @@ Every entry names the report in Lightning's repository, where there is one, and
 entry is no longer needed.
 """
 
+import os
 import pickle
 import re
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -26,7 +29,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.utilities import rank_zero_only
 
-from lincorr_lightning.io import atomic_write, new_version
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.io import as_output_error, atomic_write, new_version
 
 # A text such as 1e3, which YAML 1.1 takes for a text and jsonargparse for a number.
 _E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
@@ -84,7 +88,8 @@ class RunLogger(TensorBoardLogger):
     """TensorBoardLogger with a folder of its own for each run.
 
     Lightning's own takes the first free version, which runs that start at the same time all do;
-    this one makes the folder, or raises `OutputError`. (No report in Lightning.)
+    this one makes the folder, also again where it was moved or removed during the run, or raises
+    `OutputError`. (No report in Lightning.)
     """
 
     _claimed: int | None = None
@@ -99,6 +104,40 @@ class RunLogger(TensorBoardLogger):
         if self._claimed is None:
             self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
         return self._claimed
+
+    @property
+    def experiment(self) -> Any:
+        """The writer, which would fail without its folder."""
+        if self._experiment is not None:
+            with as_output_error(Path(self.log_dir)):
+                Path(self.log_dir).mkdir(parents=True, exist_ok=True)
+        return super().experiment
+
+
+def settle_processes(trainer: L.Trainer) -> None:
+    """Refuse a run of which a launcher started another number of processes than its Trainer has.
+
+    Lightning would wait for processes that nobody starts, or run each of them alone. And it takes
+    from variables such as LOCAL_RANK, which may be those of another program, whether a process
+    writes and logs; here the Trainer decides. (No report in Lightning.)
+    """
+    environment = trainer._accelerator_connector.cluster_environment
+    started = n = trainer.num_devices * trainer.num_nodes
+    is_launched = environment.creates_processes_externally
+    if isinstance(environment, SLURMEnvironment):  # SLURM_NTASKS is of the job, not of the step
+        started = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
+    elif is_launched and not isinstance(environment, LightningEnvironment):
+        started = environment.world_size()
+    elif is_launched and n > 1:  # LOCAL_RANK is set, as Lightning does for processes it starts
+        started = int(os.environ.get("WORLD_SIZE", n)) if "MASTER_PORT" in os.environ else 1
+    if started != n or trainer.global_rank >= n:
+        raise ConfigError(
+            f"the Trainer is of {n} processes (trainer.devices times trainer.num_nodes), but by "
+            f"its environment this is process {trainer.global_rank} of {started}. Start {n} by "
+            "torchrun or srun, or unset LOCAL_RANK, NODE_RANK and SLURM_NTASKS to let the Trainer "
+            "start them."
+        )
+    rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
 
 
 def replace_fit_loop(trainer: L.Trainer) -> None:

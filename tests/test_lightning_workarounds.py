@@ -19,6 +19,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.lightning_workarounds import (
@@ -27,6 +28,7 @@ from lincorr_lightning.lightning_workarounds import (
     after_signal_handlers,
     after_train_end,
     replace_fit_loop,
+    settle_processes,
     write_configs_as_they_are_read,
 )
 from tests.launching import start_server
@@ -243,6 +245,17 @@ def test_runs_that_start_together_share_no_folder(
 
 
 # -- configs -----------------------------------------------------------------------------------
+
+
+def test_a_trainer_leaves_the_rank_that_variables_gave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # as with LOCAL_RANK=1
+    trainer = quiet_trainer(tmp_path)
+    assert trainer.is_global_zero and rank_zero_only.rank == 1
+    settle_processes(trainer)
+    assert rank_zero_only.rank == 0
+
 
 WRITE = """
 import enum, yaml

@@ -15,6 +15,7 @@ def console() -> None:
     """Run the program: errors that the user can mend are one line, without a traceback."""
     # Tokenizers would warn of forked processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ["MPLBACKEND"] = "agg"  # with one that is not installed, matplotlib has no import
     try:
         with exit_at_signals():
             main()

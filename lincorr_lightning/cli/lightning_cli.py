@@ -43,6 +43,7 @@ from lincorr_lightning.lightning_workarounds import (
     RunLogger,
     after_signal_handlers,
     replace_fit_loop,
+    settle_processes,
     write_configs_as_they_are_read,
 )
 from lincorr_lightning.lm import products
@@ -194,6 +195,8 @@ class LincorrCLI(LightningCLI):
             if isinstance(first, LincorrError):
                 raise first from None
             *_, (frame, _) = walk_tb(first.__traceback__)
+            if isinstance(first, KeyError) and frame.f_globals["__name__"] == "os":
+                raise ConfigError(f"a launcher has not set the variable {first}.") from None
             if frame.f_globals["__name__"].partition(".")[0] not in ("lightning", "jsonargparse"):
                 raise  # by a class of the user
             raise ConfigError(one_line(first)) from None
@@ -207,6 +210,7 @@ class LincorrCLI(LightningCLI):
         if config["logger"] is None or config["logger"] is True:
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
         trainer = super().instantiate_trainer(**kwargs)
+        settle_processes(trainer)
         replace_fit_loop(trainer)
         after_signal_handlers(trainer, termination.handle_signals)
         used: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """Errors of a run that a user can mend, with the way out."""
 
 import errno
+import os
 from pathlib import Path
 from pickle import UnpicklingError
 from traceback import walk_tb
@@ -20,6 +21,7 @@ _RESTORING = {
     "restore_training_state",
     "_load_combined_loader_states",
 }
+_LOGGERS = ("tensorboard.", "lightning.pytorch.loggers.", "lightning.fabric.loggers.")
 _BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")  # how large a batch is
 
 
@@ -39,13 +41,17 @@ def run_error(
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if _RESTORING & {frame.f_code.co_name for frame in frames}:
         return _restoring_error(error, ckpt_path)
-    raised_in = frames[-1].f_globals.get("__name__", "") if frames else ""
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    raised_in = modules[-1] if modules else ""
     is_refusal = isinstance(error, (ValueError, RuntimeError, MisconfigurationException))
     is_refusal = is_refusal and not isinstance(error, NotImplementedError)
     if is_refusal and raised_in.startswith("lightning."):
         return ConfigError(one_line(error))
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return output_error(error.filename or "a file of the run", error.strerror)
+    by_logger = any(module.startswith(_LOGGERS) for module in modules)
+    if isinstance(error, OSError) and (by_logger or error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        moved = by_logger and error.errno in (errno.ENOENT, errno.ENOTDIR)
+        reason = f"{error.strerror}{'; its folder was moved or removed during the run' * moved}"
+        return output_error(os.fsdecode(error.filename or "a file of the run"), reason)
     return None
 
 

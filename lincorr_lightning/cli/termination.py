@@ -1,6 +1,5 @@
 """Ends of a run by SIGTERM and SIGINT: after the training step, with a checkpoint and one line."""
 
-import os
 import shlex
 import signal
 import sys
@@ -10,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from lightning_utilities.core.rank_zero import rank_zero_only
+
 from lincorr_lightning.errors import LincorrError
 
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
-_RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 _REPEATED_S = 1.0  # launchers and terminals may send a signal twice within this time
 
 
@@ -56,8 +56,7 @@ class Termination:
     def report(self) -> int:
         """Write the line that says how to go on; return the exit status, as shells report it."""
         signum = self.signum or signal.SIGTERM  # another rank may have received it
-        rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
-        if rank == "0":
+        if getattr(rank_zero_only, "rank", 0) == 0:  # it has no rank before Lightning is imported
             line = f"lincorr: {_OUTCOMES[signal.Signals(signum)]}"
             if self.is_resumable:
                 line += "; start the same command again to go on"

@@ -58,12 +58,16 @@ class Figure:
     @cached_property
     def png(self) -> bytes:
         """The drawn figure as the bytes of a PNG file."""
-        drawn = self.draw()
-        if isinstance(drawn, bytes):
-            return drawn
-        from lincorr_lightning.results.plots import to_png
+        import matplotlib  # here: not every run draws
 
-        return to_png(drawn)
+        with matplotlib.rc_context():  # a style of the user's could hide parts, or need LaTeX
+            matplotlib.rcdefaults()
+            drawn = self.draw()
+            if isinstance(drawn, bytes):
+                return drawn
+            from lincorr_lightning.results.plots import to_png
+
+            return to_png(drawn)
 
     def _repr_png_(self) -> bytes:
         return self.png

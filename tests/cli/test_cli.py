@@ -4,16 +4,20 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import CheckpointError, SubjectsError
+from lincorr_lightning.errors import CheckpointError, ConfigError, OutputError, SubjectsError
+from lincorr_lightning.probe import LinearProbe
 from lincorr_lightning.results.run_folder import run_folder
+from tests.small_runs import SMALL_RUNS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
@@ -80,6 +84,80 @@ def test_each_run_has_a_folder_of_its_own_under_the_run_s_name(
     assert forecast(small_lm, tmp_path) == tmp_path / "forecast" / "version_1"
     folder = forecast(small_lm, tmp_path, "--name=mine", "--trainer.logger=false")
     assert folder == tmp_path / "mine" / "version_0" and (folder / "results.json").is_file()
+
+
+_SLURM = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "0"}
+_SLURM |= {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "mine"}
+_TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+_TWO = ("--config", "trainer/ddp_cpu.yaml")
+
+
+@pytest.mark.parametrize("variables", [{"LOCAL_RANK": "1"}, {"SLURM_PROCID": "1"}, _SLURM], ids=str)
+def test_a_rank_of_another_program_loses_nothing(
+    variables: dict[str, str], small_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_zero_only, "rank", 1)  # as Lightning finds it at its import
+    folder = forecast(small_lm, tmp_path)
+    assert (folder / "results.json").is_file() and list(folder.glob("events.*"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "message"),
+    [
+        ({"RANK": "abc"}, (), "RANK of the environment is 'abc'; unset it"),
+        ({"LOCAL_RANK": "0"}, _TWO, "of 2 processes .* is process 0 of 1"),
+        ({"LOCAL_RANK": "5", "MASTER_PORT": "1"}, _TWO, "is process 5 of 2"),
+        ({"NODE_RANK": "1"}, _TWO, "is process 2 of 2"),
+        (_SLURM, _TWO, "is process 0 of 1"),
+        (_SLURM | {"SLURM_STEP_NUM_TASKS": "2"}, (), "of 1 processes .* of 2"),
+        (_TORCHRUN, (), "of 1 processes .* of 2"),
+        (_TORCHRUN | {"WORLD_SIZE": "3"}, _TWO, "of 2 processes .* is process 1 of 3"),
+        ({"TORCHELASTIC_RUN_ID": "1"}, (), "has not set the variable 'WORLD_SIZE'"),
+    ],
+)
+def test_another_number_of_processes_than_a_launcher_started(
+    variables: dict[str, str],
+    options: tuple[str, ...],
+    message: str,
+    small_lm: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        forecast(small_lm, tmp_path, *options)
+
+
+@pytest.mark.parametrize(
+    ("way", "logger"),
+    [("moved", ""), ("removed", ""), ("replaced", ""), ("removed", "CSVLogger")],
+)
+def test_a_folder_that_is_lost_during_the_run(
+    way: str, logger: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = LinearProbe.training_step
+
+    def lose_folder(self: LinearProbe, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            folder = run_folder(self.trainer).rename(tmp_path / "moved")
+            if way != "moved":
+                shutil.rmtree(folder)
+            if way == "replaced":
+                run_folder(self.trainer).write_text("a file")
+        step(self, batch, batch_idx)
+
+    monkeypatch.setattr(LinearProbe, "training_step", lose_folder)
+    csv = (f"--trainer.logger={logger}", f"--trainer.logger.save_dir={tmp_path}") if logger else ()
+    command = SMALL_RUNS["probe"].command(inputs, tmp_path, *csv)
+    if way == "replaced" or logger:
+        with pytest.raises(OutputError, match=r"cannot write .*version_0"):
+            main(command)
+    else:
+        folder = run_folder(main(command).trainer)
+        assert (folder / "results.json").is_file() and list(folder.glob("events.*"))
 
 
 @pytest.mark.slow

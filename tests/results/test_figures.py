@@ -4,7 +4,9 @@ import math
 import subprocess
 import sys
 import warnings
+from typing import Any
 
+import matplotlib.style
 import numpy as np
 import pytest
 from matplotlib import font_manager
@@ -12,9 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from lincorr_lightning.results import plots
+from lincorr_lightning.results import plots, results
 from lincorr_lightning.results.plots import correlation_heatmap, to_png, training_curves
 from tests.figure_checks import LONG, assert_legible, pixels
+from tests.toys import drawn_figures
 
 
 def colour_at(figure: Figure, row: float, column: float) -> np.ndarray:
@@ -54,6 +57,30 @@ def test_colours_mean_the_same_in_every_figure() -> None:
     bar = figure.axes[1]
     assert bar.get_ylabel() == "label-wise Pearson r"
     assert bar.get_ylim() == (-1, 1)
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        {"text.usetex": True},
+        {"font.size": 60},
+        {"axes.formatter.use_mathtext": True},
+        matplotlib.style.library["dark_background"],
+    ],
+    ids=lambda style: min(style),
+)
+def test_figures_are_not_in_the_user_s_style(style: dict[str, Any]) -> None:
+    def draw() -> Figure:
+        matrix = DataFrame([[0.5, math.nan]], ["a"], ["b", "c"])
+        return correlation_heatmap(matrix, "a title", limits=(0, 0.001))
+
+    with drawn_figures(), matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        expected = results.Figure("name", "caption", draw).png
+        matplotlib.rcParams.update(style)
+        before = dict(matplotlib.rcParams)
+        assert results.Figure("name", "caption", draw).png == expected
+        assert dict(matplotlib.rcParams) == before
 
 
 # -- fonts and files ---------------------------------------------------------------------------
