@@ -9,11 +9,7 @@ from lincorr_lightning.callbacks.relation import MeasuredRelation
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.edits import nearness
-from lincorr_lightning.finetune.forecasts import (
-    NearestWord,
-    forecast_edits,
-    forecast_results,
-)
+from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
 from lincorr_lightning.results.results import Results
 
 
@@ -72,7 +68,7 @@ class Forecast(PeriodicCallback):
 
     def prepare(self) -> None:
         if not self.state.words:
-            by_answer = nearness(self.run.nearest_words(), self._at.tokenized)
+            by_answer = nearness(self.run.nearest_words, self._at.tokenized)
             if by_answer is None:
                 raise LanguageModelError(
                     f"{self.run.cache.lm.config.name_or_path} has a head that multiplies by more "

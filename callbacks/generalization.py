@@ -5,18 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import (
-    MeasuredRelation,
-    RelationMap,
-    RelationState,
-    keep_readings,
-    readings_by_step,
-)
+from lincorr_lightning.callbacks.relation import MeasuredRelation, RelationMap, RelationState
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
@@ -30,18 +24,6 @@ from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
-
-
-class StopsAtLeak(Protocol):
-    """What a `StopAtLeak` gives the measurements that it is a rule on."""
-
-    best_step: float | None
-
-    def is_over(self, learned: float, leak: float) -> bool:
-        """Return whether training ends at this share of learned edits, and at this leak."""
-
-    def settings(self) -> dict[str, float | None]:
-        """Return the rule and its step, as in ``results.json``."""
 
 
 @dataclass
@@ -157,7 +139,7 @@ class Generalization(PeriodicCallback):
         self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
         self.others: list[str] = []
-        self.stop: StopsAtLeak | None = None  #: The `StopAtLeak` of the run, if any.
+        self.stop: Any = None  #: The `StopAtLeak` of the run, if any.
 
     def open(self) -> Iterable[str]:
         run = self.run
@@ -186,7 +168,7 @@ class Generalization(PeriodicCallback):
     def prepare(self) -> None:
         """Record the LM's answers before training, and what its vocabulary alone gives."""
         if self.state.base is None:
-            self.state.nearness = nearness(self.run.nearest_words(), self._at.tokenized)
+            self.state.nearness = nearness(self.run.nearest_words, self._at.tokenized)
             everyone = range(len(self._resolved.edits))
             self.state.base = self._read(self._joint_queries(everyone), len(everyone))
             self.state.map = self.map.fit(self._at)
@@ -250,12 +232,12 @@ class Generalization(PeriodicCallback):
             return
         if edits.edits and self.is_due(self.run.step, edits):
             logits = self._read(self._queries, len(edits.edits))
-            keep_readings(self.state.readings, edits, logits)
+            self.state.keep(edits, logits)
             if not self.run.trainer.is_last_batch:  # where all edits are logged
                 means = self._keyed(self._answers(edits.ids, logits).means())
                 log_scalars(self.run.trainer, means, self.run.step)
         if self.run.trainer.is_last_batch:  # before monitors decide at the end of the epoch
-            _, answers = self._after_last_step(readings_by_step(self.state.readings))
+            _, answers = self._after_last_step(self.state.readings_by_step())
             self.set_callback_metrics(self._keyed(answers.means()))
 
     def _after_last_step(
@@ -313,7 +295,7 @@ class Generalization(PeriodicCallback):
         scalars: dict[str, float] = {}
         ids: Sequence[int] = range(len(self._resolved.edits))
         if self.run.is_independent:
-            by_step = readings_by_step(self.state.readings)
+            by_step = self.state.readings_by_step()
             for step, (of_step, (logits,)) in by_step.items():
                 self._log(_by_edit_step(self._answers(of_step, logits).means()), step + 1)
             ids, answers = self._after_last_step(by_step)

@@ -16,8 +16,6 @@ from lincorr_lightning.callbacks.relation import (
     RelationMap,
     RelationState,
     check_subjects,
-    keep_readings,
-    readings_by_step,
 )
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
@@ -179,7 +177,7 @@ class GradientCorrelation(PeriodicCallback):
         after = self._at.read(self._queries)
         self.state.last = step, after
         if edits is not None:
-            keep_readings(self.state.readings, edits, self._before, after)
+            self.state.keep(edits, self._before, after)
             return
         self.state.last_measured = step
         numbers = self._correlate(self._before, after)
@@ -204,7 +202,7 @@ class GradientCorrelation(PeriodicCallback):
     def finish(self) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
         scalars: dict[str, float] = {}
-        by_step = readings_by_step(self.state.readings)
+        by_step = self.state.readings_by_step()
         if by_step:
             numbers = self._over_edits(by_step)
             # Independent edits have no common step before the end of training.

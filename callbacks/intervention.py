@@ -8,13 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import (
-    MeasuredRelation,
-    RelationMap,
-    RelationState,
-    keep_readings,
-    readings_by_step,
-)
+from lincorr_lightning.callbacks.relation import MeasuredRelation, RelationMap, RelationState
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.batches import EditBatch
@@ -125,12 +119,12 @@ class Intervention(PeriodicCallback):
     def after_update(self, edits: EditBatch | None) -> None:
         if edits is not None and edits.last and edits.edits:
             logits = self._at.read(self._at.edit_queries(edits))
-            keep_readings(self.state.readings, edits, logits)
+            self.state.keep(edits, logits)
 
     def finish(self) -> Results:
         """Move the states of all edits whose source was learned."""
         relation = self._at.tokenized
-        by_step = readings_by_step(self.state.readings)
+        by_step = self.state.readings_by_step()
         ids, (after,) = next(iter(by_step.values()), ([], [rows_of(self.state.base, [])]))
         edits = [self._resolved.edits[i] for i in ids]
         answers = EditAnswers.of(edits, rows_of(self.state.base, ids), after)
@@ -138,9 +132,7 @@ class Intervention(PeriodicCallback):
         if not learned.any():
             rank_zero_warn(f"{self.name}: none of {len(ids)} edits has learned its source answer.")
             return Results(self.name, {"relation": relation.name, "n_learned": 0})
-        edits = [
-            edit for edit, is_learned in zip(edits, learned.tolist(), strict=True) if is_learned
-        ]
+        edits = [edits[i] for i in learned.nonzero().flatten().tolist()]
         labels = answers.labels[learned]
         reference = answers.reference[learned]
         texts = relation.target.texts
