@@ -113,7 +113,7 @@ class _AnswerLabels:
             if invisible := INVISIBLE.search(fact.answer):
                 why = f"it has an invisible {unicodedata.name(invisible[0])}"
             return fact, None, f"its answer is no label of this LM ({why})"
-        named = self._labels(fact.reference)
+        named = {self.targets.get(nfc(text)) for text in fact.reference}
         if None in named:
             return fact, None, f"its reference is no label of {self.target.knowledge.name}"
         meanings = {each.identity for each in self.source.labels[answer.label].answers}
@@ -124,14 +124,6 @@ class _AnswerLabels:
         if not right:
             return fact, None, _NO_REFERENCE
         return fact, answer._replace(reference=right), ""
-
-    def _labels(self, texts: Collection[str]) -> frozenset[int | None]:
-        return frozenset(self.targets.get(nfc(text)) for text in texts)
-
-    def suggestion(self, row: RawEdit) -> str:
-        """Return labels that a skipped row may mean if its answer is none."""
-        is_known = not row.answer or nfc(row.answer) in self.answers
-        return "" if is_known else suggest(row.answer, self.answers)
 
 
 def _source_answers(relation: TokenizedRelation, lm: LanguageModel) -> list[list[SourceAnswer]]:
@@ -385,9 +377,11 @@ def _skip_message(skipped: Sequence[RawEdit], n_left: int, labels: _AnswerLabels
     counts = skip_counts(skipped)
     by_reason = "; ".join(f"{n}: {reason}" for reason, n in counts.items())
     first = next(row for row in skipped if row.problem == next(iter(counts)))
+    is_label = not first.answer or nfc(first.answer) in labels.answers
+    hint = "" if is_label else suggest(first.answer, labels.answers)
     return (
         f"{len(skipped)} of {len(skipped) + n_left} edits are skipped ({by_reason}), such as "
-        f"{first.where}: {first.subject!r} -> {first.answer!r}.{labels.suggestion(first)}"
+        f"{first.where}: {first.subject!r} -> {first.answer!r}.{hint}"
     )
 
 

@@ -15,12 +15,7 @@ from torch import Tensor
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    reference_mask,
-    skip_counts,
-    taught_labels,
-)
+from lincorr_lightning.finetune.edits import Edit, reference_mask, skip_counts, taught_labels
 from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.results import skipped_tables
 from lincorr_lightning.functional import macro_mean, risk
@@ -79,10 +74,7 @@ def forecast_edits(
 
 
 def forecast_results(
-    words: Sequence[NearestWord],
-    relation: str,
-    skipped: Sequence[RawEdit] = (),
-    suffix: str = "",
+    words: Sequence[NearestWord], relation: str, skipped: Sequence[RawEdit] = (), suffix: str = ""
 ) -> Results:
     """Return the results of a forecast; `skipped` are the rows of a file that are no edit.
 
@@ -158,7 +150,6 @@ class EditForecast(Study):
         self.forecasts: list[NearestWord] | None = None  #: The forecasts, after a prediction.
 
     def data_arguments(self) -> dict[str, Any]:
-        """Return the LM, whose tokenizer the data need."""
         return {"lm": self.lm}
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
@@ -166,7 +157,6 @@ class EditForecast(Study):
         return []
 
     def build_results(self) -> Results:
-        """Forecast all edits at once, on each rank."""
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")

@@ -111,7 +111,6 @@ class SparseAutoencoders(studies.LMStudy):
         return self.stacked
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam; `on_train_batch_start` sets its learning rate."""
         return torch.optim.Adam(self._trained.parameters(), lr=self.learning_rate)
 
     def on_train_start(self) -> None:
@@ -120,7 +119,6 @@ class SparseAutoencoders(studies.LMStudy):
             raise ConfigError("the training DataLoader has no length. Set trainer.max_steps.")
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
-        """Set the learning rate, and read the activations of a new block."""
         step = self.trainer.global_step
         # A scheduler would be a step off after a resume in the middle of the epoch.
         for group in self.trainer.optimizers[0].param_groups:
@@ -169,7 +167,6 @@ class SparseAutoencoders(studies.LMStudy):
         self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remove the component of the decoder's gradient that changes its norms."""
         super().on_before_optimizer_step(optimizer)
         self._trained.project_gradient()
 
@@ -196,7 +193,6 @@ class SparseAutoencoders(studies.LMStudy):
         self._quality = quality.to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
-        """Reconstruct held-out activations, and compute the LM's loss with them."""
         studies.require_batch(self, batch, TokenRows)
         score_texts(self.lm.model, self._scored, batch, self._quality)
 
