@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import MeasuredRelation, RelationMap, RelationState
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
@@ -35,7 +34,7 @@ class GeneralizationState(RelationState):
     by_step: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
 
 
-class Generalization(PeriodicCallback):
+class Generalization(RelationCallback):
     """Counts what edits of the source do to the target (paper, section 5).
 
     An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
@@ -79,11 +78,10 @@ class Generalization(PeriodicCallback):
             measured, too; 0 for none.
         others_kind: Which strings they are, see `EditsDataModule`: ``any`` or ``names``, for
             instance.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: As in ``results.json`` of a fine-tune; ``paraphrases`` and ``neighbours`` have
@@ -94,7 +92,7 @@ class Generalization(PeriodicCallback):
 
     study = "generalization"
     state_class = GeneralizationState
-    returned = (*PeriodicCallback.returned, "cases", "others")
+    returned = (*RelationCallback.returned, "cases", "others")
 
     def __init__(
         self,
@@ -108,13 +106,12 @@ class Generalization(PeriodicCallback):
         paraphrases: list[str] | None = None,
         n_others: int = 8,
         others_kind: SubjectKind = "any",
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         ridge: Ridge = "auto",
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, **options)
+        super().__init__(relation, every_n_steps=every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
         require("Generalization.n_others", n_others, at_least=0)
         require_one_of("Generalization.others_kind", others_kind, get_args(SubjectKind))
@@ -126,7 +123,6 @@ class Generalization(PeriodicCallback):
                     f"Generalization.paraphrases {prompt!r} must hold {{}} once, in place of the "
                     "subject."
                 )
-        self.relation = relation
         self.edits = edits
         self.controls = list(cases.CONTROLS if controls is None else controls)
         self.n_watch = n_watch
@@ -134,7 +130,6 @@ class Generalization(PeriodicCallback):
         self.n_others = n_others
         self.others_kind = others_kind
         self.edit_steps = edit_steps
-        self.knowledge_files = knowledge_files
         self.seed = seed
         self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
@@ -148,9 +143,7 @@ class Generalization(PeriodicCallback):
                 "this run trains each edit of its dataset from the base weights, and only those "
                 "can be measured. Leave Generalization.edits null."
             )
-        self._at = MeasuredRelation(
-            run, self.study, self.relation, self.knowledge_files, self.controls, self.paraphrases
-        )
+        self._at = self.measured_relation(self.controls, self.paraphrases)
         self.stop = None  # which follows
         self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
         self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
@@ -312,7 +305,7 @@ class Generalization(PeriodicCallback):
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.others)}
         references = [edit.reference for edit in self._resolved.edits]
-        steps = list(step_rows(numbers, references))
+        steps = step_rows(numbers, references)
         values = {
             **cases.outcome_values(relation.name, answers, self.cases, **counts),
             "n_others": len(self.others),

@@ -9,10 +9,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.callbacks.relation import (
     MIN_SUBJECTS,
-    MeasuredRelation,
+    RelationCallback,
     RelationMap,
     RelationState,
     check_subjects,
@@ -37,7 +36,7 @@ class GradientState(RelationState):
     last: tuple[int, Logits] | None = None  #: The last step, and the logits after it.
 
 
-class GradientCorrelation(PeriodicCallback):
+class GradientCorrelation(RelationCallback):
     """Label-wise r between ``W · ΔF_source`` and ``ΔF_target`` at optimizer steps.
 
     ΔF, the *gradient of the logits*, is their change by one optimizer step (paper, section 4.1). It
@@ -59,11 +58,10 @@ class GradientCorrelation(PeriodicCallback):
         subjects: Subjects that ΔF is measured on; None takes those of the edits, or samples some.
         n_watch: Number of these subjects at most.
         every_n_steps: Largest number of optimizer steps between two measurements.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects and of the permutation.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``relation``, ``n_updates`` and what is logged as means over steps; of independent
@@ -81,23 +79,20 @@ class GradientCorrelation(PeriodicCallback):
         subjects: list[str] | None = None,
         n_watch: int = 16,
         every_n_steps: int = 1,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         ridge: Ridge = "auto",
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, **options)
+        super().__init__(relation, every_n_steps=every_n_steps, **options)
         check_subjects(subjects, n_watch, "GradientCorrelation")
-        self.relation = relation
         self.subjects = subjects
         self.n_watch = n_watch
-        self.knowledge_files = knowledge_files
         self.seed = seed
         self.map = RelationMap("GradientCorrelation", linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         chosen = self.subjects or self._at.edited_subjects
         chosen = chosen or self._at.sample_subjects(self.n_watch, self.seed)
         self.run.measured.update(chosen)

@@ -7,8 +7,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import MeasuredRelation, RelationMap, RelationState
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.batches import EditBatch
@@ -28,7 +27,7 @@ class InterventionState(RelationState):
     maps: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  #: W and b.
 
 
-class Intervention(PeriodicCallback):
+class Intervention(RelationCallback):
     """Moves the state at each edit's target prompt along W's direction, beside other directions.
 
     W's column of the source answer that an edit teaches says which target logits rise. Is that how
@@ -39,10 +38,9 @@ class Intervention(PeriodicCallback):
 
     Args:
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of what is random among the directions.
         n_subjects: Number of subjects that maps are fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``n_learned`` edits with ``n_references``, the ``rank`` of the space that target
@@ -59,14 +57,11 @@ class Intervention(PeriodicCallback):
     def __init__(
         self,
         relation: str | None = None,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.relation = relation
-        self.knowledge_files = knowledge_files
+        super().__init__(relation, **options)
         self.seed = seed
         self.map = RelationMap("Intervention", None, "auto", n_subjects)
 
@@ -79,7 +74,7 @@ class Intervention(PeriodicCallback):
         """Refuse edits and LMs whose target logits do not show the states."""
         run = self.run
         lm = run.cache.lm
-        self._at = MeasuredRelation(run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         if not run.is_independent or run.dataset.training.method != "lora":
             raise ConfigError(
                 f"Intervention needs independent edits of the source of {self._at.tag}, with LoRA. "

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import CallbackState, LMRun
+from lincorr_lightning.callbacks.periodic_callback import CallbackState, LMRun, PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch
@@ -55,6 +55,27 @@ class RelationState(CallbackState):
             readings = zip(*(logits for _, logits in parts), strict=True)
             by_step[step] = edits, [rows_of(concatenate(part), rows) for part in readings]
         return by_step
+
+
+class RelationCallback(PeriodicCallback):
+    """A `PeriodicCallback` that measures a relation.
+
+    Args:
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
+        knowledge_files: YAML files with more knowledge; None takes that of the run's edits.
+        **options: See `PeriodicCallback`.
+    """
+
+    def __init__(
+        self, relation: str | None = None, knowledge_files: list[str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.relation = relation
+        self.knowledge_files = knowledge_files
+
+    def measured_relation(self, *more: Sequence[str]) -> "MeasuredRelation":
+        """Return the relation on the LM of the run; `more` are controls and paraphrases."""
+        return MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files, *more)
 
 
 class MeasuredRelation:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.callbacks.relation import (
-    MeasuredRelation,
+    RelationCallback,
     RelationMap,
     RelationState,
     check_subjects,
@@ -35,7 +34,7 @@ class ResilienceState(RelationState):
     moments: tuple[Tensor, ...] | None = None
 
 
-class Resilience(PeriodicCallback):
+class Resilience(RelationCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
     Logs ``resilience/<relation>``. If this run fits the map, it also logs the baselines of r that a
@@ -50,10 +49,9 @@ class Resilience(PeriodicCallback):
         seed: Seed of sampled subjects.
         random_labels: Number of source labels whose r is compared with that of as many random
             words (``excess_over_random``); 0 leaves out all baselines.
-        knowledge_files: YAML files with more knowledge.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``relation``, r ``before`` and ``after`` training and ``worst`` in between (None if
@@ -71,24 +69,21 @@ class Resilience(PeriodicCallback):
         n_watch: int = 128,
         seed: int = 1,
         random_labels: int = 20,
-        knowledge_files: list[str] | None = None,
         ridge: Ridge = "auto",
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(relation, **options)
         check_subjects(subjects, n_watch, "Resilience")
         require("Resilience.random_labels", random_labels, at_least=0)
-        self.relation = relation
         self.subjects = subjects
         self.n_watch = n_watch
         self.seed = seed
         self.random_labels = random_labels
-        self.knowledge_files = knowledge_files
         self.map = RelationMap("Resilience", linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         self._watched = self.subjects or self._at.sample_subjects(self.n_watch, self.seed)
         self.run.measured.update(self._watched)
         self.map.announce(self._at)
