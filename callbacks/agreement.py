@@ -8,7 +8,6 @@ import torch
 from lincorr_lightning.callbacks.relation import RelationCallback
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.results.results import Results
 
 
@@ -56,13 +55,10 @@ class Agreement(RelationCallback):
 
     def before_batch(self, edits: EditBatch | None) -> None:
         if self.is_due(self.run.next_step):
-            self._at.prefetch(self._queries())
-
-    def _queries(self) -> dict[str, list[Query]]:
-        return self._at.queries(self._subjects, [self.adapter_id] * len(self._subjects))
+            self._at.prefetch(self._at.queries(self._subjects, self.adapter_id))
 
     def measure(self) -> None:
-        logits = self._at.read(self._queries())
+        logits = self._at.read(self._at.queries(self._subjects, self.adapter_id))
         reference = torch.from_numpy(self._at.tokenized.reference_mask).T
         right = reference[logits["source"].argmax(1)].double()
         agrees = right.gather(1, logits["target"].argmax(1, keepdim=True))

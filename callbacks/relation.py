@@ -156,10 +156,10 @@ class MeasuredRelation:
         return relabelled
 
     def queries(
-        self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
+        self, subjects: Sequence[str], adapters: Sequence[int | None] | int | None = None
     ) -> dict[str, list[Query]]:
-        """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
-        ids = adapter_ids or [None] * len(subjects)
+        """Return the prompts of each domain, each subject in its adapter or all in one, or none."""
+        ids = adapters if isinstance(adapters, Sequence) else [adapters] * len(subjects)
         return {
             name: [
                 Query(domain.knowledge.prompt(subject), adapter_id, subject)

@@ -21,7 +21,6 @@ from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.linear_map.layout import JointLayout, random_word_tokens
 from lincorr_lightning.linear_map.solver import fit_layout
-from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.results.results import Results
 
 
@@ -108,13 +107,10 @@ class Resilience(RelationCallback):
 
     def before_batch(self, edits: EditBatch | None) -> None:
         if self.is_due(self.run.next_step):
-            self._at.prefetch(self._queries())
-
-    def _queries(self) -> dict[str, list[Query]]:
-        return self._at.queries(self._watched, [self.adapter_id] * len(self._watched))
+            self._at.prefetch(self._at.queries(self._watched, self.adapter_id))
 
     def measure(self) -> None:
-        queries = self._queries()
+        queries = self._at.queries(self._watched, self.adapter_id)
         by_template = {
             domain.knowledge.template: queries[name] for name, domain in self._at.domains.items()
         }

@@ -5,17 +5,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from matplotlib.figure import Figure as Drawing
-
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.plots import BLUE, GREEN, ORANGE, History, curves, training_curves
+from lincorr_lightning.results.plots import History, training_curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, column, number, short_name
-from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind
+from lincorr_lightning.sae.hook_points import HookKind
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
-_COLOURS = dict(zip(KIND_NAMES.values(), (BLUE, ORANGE, GREEN), strict=True))
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,6 @@ def sae_results(
         lm_name: Name of the LM.
         values: Further values of ``results.json``, on the length of the training.
     """
-    name = short_name(lm_name)
     tables = []
     figures = []
     if scores is not None:
@@ -97,31 +93,7 @@ def sae_results(
         means = table.frame[list(SCORES)].astype(float).mean()
         values = {**asdict(scores), "mean": {key: number(means[key]) for key in SCORES}, **values}
         tables.append(table)
-        caption = "Scores of the SAEs on held-out texts by layer."
-        figures.append(Figure("quality", caption, partial(quality_figure, table, name)))
     if history:
-        draw = partial(training_curves, history, f"Training of {name}'s SAEs")
+        draw = partial(training_curves, history, f"Training of {short_name(lm_name)}'s SAEs")
         figures.append(Figure("training", "Training curves.", draw))
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
-
-
-def quality_figure(table: Table, lm: str) -> Drawing:
-    """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
-    points = table.frame.melt(["kind", "layer"], list(SCORES), "score")
-    return curves(
-        points.assign(
-            value=points["value"].astype(float),
-            kind=points["kind"].map(KIND_NAMES),
-            score=points["score"].map(dict(zip(table.keys, table.titles, strict=True))),
-        ),
-        "layer",
-        "value",
-        "kind",
-        "score",
-        title=f"Sparse autoencoders of {lm} by layer",
-        subtitle=table.caption.rstrip("."),
-        colours=_COLOURS,
-        labels=("layer", ""),
-        per_row=2,
-        each=lambda axes, *_: axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0])),
-    )
