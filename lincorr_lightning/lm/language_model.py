@@ -590,7 +590,7 @@ class LanguageModel(nn.Module):
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
         try:
             with self._reading(), modes.float32_forward(self.model, head):
-                heads.read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
+                heads.read_states(self.model, ids, ids.new_tensor([0]))
         finally:
             handle.remove()
         return seen != [torch.float32]

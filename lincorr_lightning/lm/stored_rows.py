@@ -20,7 +20,7 @@ from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.head import head_of, is_plain
 from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
-from lincorr_lightning.lm.vocabulary_rows import BLOCK
+from lincorr_lightning.lm.vocabulary_rows import BLOCK, VocabularyRows
 
 # Names of the modules, in the architectures of transformers and in GGUF files.
 _HEADS = (
@@ -60,11 +60,11 @@ Open = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRows:
+class StoredRows(VocabularyRows):
     """A matrix of a checkpoint that has a row for each token; it is read when it is needed.
 
-    Its methods are those of `VocabularyRows`. The rows have the precision in which they are stored;
-    those of a GGUF file are dequantized to float32.
+    The rows have the precision in which they are stored; those of a GGUF file are dequantized to
+    float32.
     """
 
     key: str  #: Name of the matrix in the checkpoint.
@@ -75,13 +75,11 @@ class StoredRows:
     open: Open
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield all rows in blocks, ``(n_rows, hidden_size)`` each."""
         with self.open() as matrix:
             for start in range(0, self.shape[0], BLOCK):
                 yield matrix[start : start + BLOCK]
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the rows of some tokens, ``(n_tokens, hidden_size)``, float64."""
         with self.open() as matrix:
             return torch.cat([matrix[i : i + 1] for i in token_ids]).double()
 

@@ -37,42 +37,41 @@ class SAEScore:
     loss_ablated: float = column(format=".3f")
 
 
-@dataclass(frozen=True)
-class HeldOutScores:
-    """Scores of all SAEs, and the loss of the unchanged LM per token, in nats."""
+def held_out_scores(saes: SAEs, scored: Reconstruction) -> dict[str, Any]:
+    """Return what ``results.json`` has of SAEs, which are in the order of the `Reconstruction`.
 
-    n_held_out_tokens: int
-    loss_clean: float
-    hook_points: list[SAEScore]
-
-    @classmethod
-    def of(cls, saes: SAEs, scored: Reconstruction) -> "HeldOutScores":
-        """Return the scores of SAEs, in the order of the `Reconstruction`."""
-        scores = [
-            SAEScore(
-                hook_point=at.id,
-                kind=at.kind,
-                layer=at.layer,
-                n_features=sae.n_features,
-                explained_variance=number(float(scored.explained_variance[i])),
-                l0=float(scored.l0[i]),
-                dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
-                loss_recovered=number(float(scored.loss_recovered[i])),
-                loss_spliced=float(scored.spliced[i]),
-                loss_ablated=float(scored.ablated[i]),
-            )
-            for i, (at, sae) in enumerate(saes.items())
-        ]
-        return cls(scored.n_tokens, scored.clean, scores)
+    ``hook_points`` has the `SAEScore` of each; ``loss_clean`` is the loss of the unchanged LM per
+    token, in nats.
+    """
+    scores = [
+        SAEScore(
+            hook_point=at.id,
+            kind=at.kind,
+            layer=at.layer,
+            n_features=sae.n_features,
+            explained_variance=number(float(scored.explained_variance[i])),
+            l0=float(scored.l0[i]),
+            dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
+            loss_recovered=number(float(scored.loss_recovered[i])),
+            loss_spliced=float(scored.spliced[i]),
+            loss_ablated=float(scored.ablated[i]),
+        )
+        for i, (at, sae) in enumerate(saes.items())
+    ]
+    return {
+        "n_held_out_tokens": scored.n_tokens,
+        "loss_clean": scored.clean,
+        "hook_points": [asdict(score) for score in scores],
+    }
 
 
 def sae_results(
-    scores: HeldOutScores | None, history: History, lm_name: str, values: Mapping[str, Any]
+    scores: Mapping[str, Any] | None, history: History, lm_name: str, values: Mapping[str, Any]
 ) -> Results:
     """Return the results of a run.
 
     Args:
-        scores: Scores on held-out texts; None without them.
+        scores: `held_out_scores`; None without held-out texts.
         history: Training curves, (step, value) pairs by tag; empty without training.
         lm_name: Name of the LM.
         values: Further values of ``results.json``, on the length of the training.
@@ -82,16 +81,16 @@ def sae_results(
     if scores is not None:
         table = Table.of(
             "hook_points",
-            scores.hook_points,
+            scores["hook_points"],
             SAEScore,
-            f"Scores of each SAE on {scores.n_held_out_tokens:,} held-out tokens.",
-            f"The LM's loss is {scores.loss_clean:.3f} nats per token; spliced and ablated are its "
-            "loss with the activations replaced by their reconstruction and by zeros, and loss "
+            f"Scores of each SAE on {scores['n_held_out_tokens']:,} held-out tokens.",
+            f"The LM's loss is {scores['loss_clean']:.3f} nats per token; spliced and ablated are "
+            "its loss with the activations replaced by their reconstruction and by zeros, and loss "
             "recovered is (ablated - spliced) / (ablated - clean).",
             headline=True,
         )
         means = table.frame[list(SCORES)].astype(float).mean()
-        values = {**asdict(scores), "mean": {key: number(means[key]) for key in SCORES}, **values}
+        values = {**scores, "mean": {key: number(means[key]) for key in SCORES}, **values}
         tables.append(table)
     if history:
         draw = partial(training_curves, history, f"Training of {short_name(lm_name)}'s SAEs")
