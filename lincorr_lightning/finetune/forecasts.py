@@ -1,7 +1,4 @@
-"""The forecast of an edit: is the target label nearest to its new answer a right one?
-
-It is made before any training, from the rows of the LM's head alone.
-"""
+"""The forecast of an edit: is the target label nearest to its new answer a right one?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

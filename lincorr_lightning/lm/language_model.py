@@ -367,10 +367,9 @@ class LanguageModel(nn.Module):
         The values are those of `domain_logits` for each domain; the common prefix of a subject's
         prompts is computed once, if `LMConfig.share_prefixes` allows.
 
-        With `LMConfig.state_cache`, prompts whose states are known are not read again. Where an
-        earlier call had the same prompts, logits are the same bit for bit. Where only some are
-        known, the others are read without them, which is the same up to the rounding of the LM's
-        dtype, like any other choice of what is read together.
+        With `LMConfig.state_cache`, prompts whose states are known are not read again. Logits are
+        the same bit for bit where an earlier call had the same prompts, else up to the rounding of
+        the LM's dtype, like with any other choice of what is read together.
 
         Each domain has one prompt per subject, in the same order of subjects, and its tokens. The
         logits are ``(n_subjects, n_labels of all domains)``, float64, on the LM's device. Errors

@@ -111,8 +111,10 @@ class StoredRows(VocabularyRows):
         }
 
 
-def stored_embedding(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> StoredRows:
-    """Return the input embedding of a decoder, an encoder, or both.
+def stored_embedding(
+    checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, is_head: bool = False
+) -> StoredRows:
+    """Return the input embedding of a decoder, an encoder, or both; or a `stored_head`.
 
     It is known by its name. Of safetensors only the file that holds it is opened. Other files than
     safetensors and GGUF, and an LM whose adapter changes the matrix by more than its whole value,
@@ -122,20 +124,6 @@ def stored_embedding(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase)
         LanguageModelError: There is no such matrix, it cannot be read, it is no matrix of
             floating-point numbers, or it has fewer rows than the tokenizer has tokens.
     """
-    return _stored(checkpoint, tokenizer, is_head=False)
-
-
-def stored_head(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> StoredRows:
-    """Return the output head of an LM, which is its token embedding where both are tied.
-
-    It is found and read like a `stored_embedding`, and raises the same errors.
-    """
-    return _stored(checkpoint, tokenizer, is_head=True)
-
-
-def _stored(
-    checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, is_head: bool
-) -> StoredRows:
     config = loading.read_config(checkpoint, must_be_causal=is_head)
     found = _find(checkpoint, config, is_head) or _read_lm(checkpoint, config, is_head)
     key, open_matrix = found[0], partial(_unchanged, checkpoint, found[1])
@@ -155,6 +143,14 @@ def _stored(
             "Take both from one checkpoint."
         )
     return StoredRows(key, shape, dtype, tokenizer, checkpoint, open_matrix)
+
+
+def stored_head(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> StoredRows:
+    """Return the output head of an LM, which is its token embedding where both are tied.
+
+    It is found and read like a `stored_embedding`, and raises the same errors.
+    """
+    return stored_embedding(checkpoint, tokenizer, is_head=True)
 
 
 def _find(
