@@ -159,7 +159,6 @@ class Generalization(RelationCallback):
         return [*edits, *self.others, *self._at.domains, *self.paraphrases]
 
     def prepare(self) -> None:
-        """Record the LM's answers before training, and what its vocabulary alone gives."""
         if self.state.base is None:
             self.state.nearness = nearness(self.run.nearest_words, self._at.tokenized)
             everyone = range(len(self._resolved.edits))
@@ -284,7 +283,6 @@ class Generalization(RelationCallback):
         self.log_scalars(self._keyed(scalars), step)
 
     def finish(self) -> Results:
-        """Return the outcomes of all edits, with the table of cases and its figures."""
         scalars: dict[str, float] = {}
         ids: Sequence[int] = range(len(self._resolved.edits))
         if self.run.is_independent:

@@ -14,7 +14,6 @@ from lincorr_lightning.callbacks.relation import (
     RelationCallback,
     RelationMap,
     RelationState,
-    check_subjects,
 )
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
@@ -85,7 +84,7 @@ class GradientCorrelation(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, every_n_steps=every_n_steps, **options)
-        check_subjects(subjects, n_watch, "GradientCorrelation")
+        self.check_subjects(subjects, n_watch)
         self.subjects = subjects
         self.n_watch = n_watch
         self.seed = seed
@@ -103,7 +102,6 @@ class GradientCorrelation(RelationCallback):
         return subjects
 
     def prepare(self) -> None:
-        """Record the logits at the edits' subjects before training, and fit or read the map."""
         self._warn_about_half_precision()
         if self.state.map is None:
             if self._at.edited_subjects:
@@ -195,7 +193,6 @@ class GradientCorrelation(RelationCallback):
         return _mean_r(logits["source"] @ weight.T + bias, logits["target"])
 
     def finish(self) -> Results:
-        """Return the mean over the steps, or the correlations over the edits of all ranks."""
         scalars: dict[str, float] = {}
         by_step = self.state.readings_by_step()
         if by_step:

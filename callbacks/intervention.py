@@ -95,7 +95,6 @@ class Intervention(RelationCallback):
         return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
     def prepare(self) -> None:
-        """Record the logits before training, and fit the maps."""
         if self.state.maps:
             return
         run = self.run
@@ -117,7 +116,6 @@ class Intervention(RelationCallback):
             self.state.keep(edits, logits)
 
     def finish(self) -> Results:
-        """Move the states of all edits whose source was learned."""
         relation = self._at.tokenized
         by_step = self.state.readings_by_step()
         ids, (after,) = next(iter(by_step.values()), ([], [rows_of(self.state.base, [])]))

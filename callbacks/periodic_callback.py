@@ -279,7 +279,6 @@ class PeriodicCallback(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note the adapter that is measured, and prepare the measurement after the step."""
         if self._is_first:
             self.run.start_batch(pl_module)
         self._is_awaited = self._is_monitored(trainer) and _is_read_after(self.run, batch_idx)
@@ -291,7 +290,6 @@ class PeriodicCallback(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count the batch's updates, and hand them to `after_update`."""
         if self._is_first:
             self.run.end_batch(pl_module)
         if self.run.was_updated:

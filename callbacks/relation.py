@@ -77,6 +77,20 @@ class RelationCallback(PeriodicCallback):
         """Return the relation on the LM of the run; `more` are controls and paraphrases."""
         return MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files, *more)
 
+    def check_subjects(self, subjects: Any, n_watch: int) -> None:
+        """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
+        owner = type(self).__name__
+        require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
+        if isinstance(subjects, str):
+            raise ConfigError(
+                f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b]."
+            )
+        if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
+            raise ConfigError(
+                f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
+                f"{MIN_SUBJECTS}. Name more, or null to sample some."
+            )
+
 
 class MeasuredRelation:
     """A relation on the LM of a run: its labels, and readers of its prompts.
@@ -242,15 +256,3 @@ class RelationMap:
             linear_map = run.maps[key]
         pair = tokenized.name
         return linear_map.weight(pair), linear_map.bias(pair), linear_map.ridge[pair]
-
-
-def check_subjects(subjects: Any, n_watch: int, owner: str) -> None:
-    """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
-    require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
-    if isinstance(subjects, str):
-        raise ConfigError(f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b].")
-    if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
-        raise ConfigError(
-            f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
-            f"{MIN_SUBJECTS}. Name more, or null to sample some."
-        )

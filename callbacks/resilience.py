@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation import (
-    RelationCallback,
-    RelationMap,
-    RelationState,
-    check_subjects,
-)
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, summarize
@@ -73,7 +68,7 @@ class Resilience(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, **options)
-        check_subjects(subjects, n_watch, "Resilience")
+        self.check_subjects(subjects, n_watch)
         require("Resilience.random_labels", random_labels, at_least=0)
         self.subjects = subjects
         self.n_watch = n_watch
@@ -97,7 +92,6 @@ class Resilience(RelationCallback):
         return self._watched
 
     def prepare(self) -> None:
-        """Read the rows that maps of random words are fitted on, and fit or read the map."""
         if self.state.map is None:
             if self._layout.words:
                 subjects = self.run.fit_subjects(self.map.n_subjects)
