@@ -256,12 +256,7 @@ def in_own_lms(source: ListedEdits, pattern: str) -> ListedEdits:
 
 
 def check_edits(source: EditSource, relation: TokenizedRelation, lm: LanguageModel) -> None:
-    """Refuse edits that cannot be resolved, as far as the tokenizer tells, before weights are read.
-
-    Raises:
-        KnowledgeError: The relation has no reference, and no row has one.
-        SubjectsError: A given subject has no token of the LM, or no row is an edit.
-    """
+    """Raise the errors of `resolve_edits` that the tokenizer shows, before weights are read."""
     if isinstance(source, ListedEdits):
         _label_rows(source, relation, lm)
         return
@@ -292,7 +287,8 @@ def resolve_edits(
 
     Raises:
         KnowledgeError: The relation has no reference, and no row has one.
-        SubjectsError: There are too few subjects to sample edits from, or no row is an edit.
+        SubjectsError: There are too few subjects to sample edits from, one has no token of the LM,
+            or no row is an edit.
     """
 
     def leading(subjects: Sequence[str]) -> Iterable[tuple[int, int]]:
