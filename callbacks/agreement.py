@@ -5,15 +5,13 @@ from typing import Any
 
 import torch
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import MeasuredRelation
+from lincorr_lightning.callbacks.relation import RelationCallback
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.results.results import Results
 
 
-class Agreement(PeriodicCallback):
+class Agreement(RelationCallback):
     """Counts subjects whose target answer is right for the LM's own source answer.
 
     It needs no edits: an LM that says Paris of a subject agrees with itself if it also says France,
@@ -25,9 +23,8 @@ class Agreement(PeriodicCallback):
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         subjects: Subjects; None samples the vocabulary.
         n_watch: Number of sampled subjects.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``relation``, the number ``n`` of subjects, and the shares ``before`` and ``after``
@@ -41,33 +38,27 @@ class Agreement(PeriodicCallback):
         relation: str | None = None,
         subjects: list[str] | None = None,
         n_watch: int = 128,
-        knowledge_files: list[str] | None = None,
         seed: int = 1,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(relation, **options)
         require("Agreement.n_watch", n_watch, at_least=1)
-        self.relation = relation
         self.subjects = subjects
         self.n_watch = n_watch
-        self.knowledge_files = knowledge_files
         self.seed = seed
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         self._at.tokenized.require_reference()
         self._subjects = self.subjects or self._at.sample_subjects(self.n_watch, self.seed)
         return self._subjects
 
     def before_batch(self, edits: EditBatch | None) -> None:
         if self.is_due(self.run.next_step):
-            self._at.prefetch(self._queries())
-
-    def _queries(self) -> dict[str, list[Query]]:
-        return self._at.queries(self._subjects, [self.adapter_id] * len(self._subjects))
+            self._at.prefetch(self._at.queries(self._subjects, self.adapter_id))
 
     def measure(self) -> None:
-        logits = self._at.read(self._queries())
+        logits = self._at.read(self._at.queries(self._subjects, self.adapter_id))
         reference = torch.from_numpy(self._at.tokenized.reference_mask).T
         right = reference[logits["source"].argmax(1)].double()
         agrees = right.gather(1, logits["target"].argmax(1, keepdim=True))
@@ -76,16 +67,14 @@ class Agreement(PeriodicCallback):
 
     def finish(self) -> Results:
         self.measure_once()
-        shares, constant = (
-            [share for _, share in self.history[f"{key}/{self._at.tag}"]]
-            for key in ("agreement", "agreement_constant")
-        )
+        shares = self.history[f"agreement/{self._at.tag}"]
+        constant = self.history[f"agreement_constant/{self._at.tag}"]
         values = {
             "relation": self._at.tokenized.name,
             "n": len(self._subjects),
-            "before": shares[0],
-            "after": shares[-1],
-            "constant": constant[-1],
+            "before": shares[0][1],
+            "after": shares[-1][1],
+            "constant": constant[-1][1],
         }
         caption = f"Share of subjects whose answers of {self._at.tag} agree, at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

@@ -4,16 +4,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lincorr_lightning.callbacks.periodic_callback import CallbackState, PeriodicCallback
-from lincorr_lightning.callbacks.relation import MeasuredRelation
+from lincorr_lightning.callbacks.periodic_callback import CallbackState
+from lincorr_lightning.callbacks.relation import RelationCallback
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.edits import nearness
-from lincorr_lightning.finetune.forecasts import (
-    NearestWord,
-    forecast_edits,
-    forecast_results,
-)
+from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
 from lincorr_lightning.results.results import Results
 
 
@@ -24,7 +20,7 @@ class ForecastState(CallbackState):
     words: list[dict[str, Any]] = field(default_factory=list)  #: The nearest word of each edit.
 
 
-class Forecast(PeriodicCallback):
+class Forecast(RelationCallback):
     """Forecasts whether the target of each edit will follow, before a LightningModule trains it.
 
     The forecast is that of ``lincorr predict``: whether the target label nearest to the new answer
@@ -36,8 +32,7 @@ class Forecast(PeriodicCallback):
     Args:
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         edits: Edits of the run, as `Generalization` takes them; None takes the dataset's.
-        knowledge_files: YAML files with more knowledge.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: As ``results.json`` of ``lincorr predict`` has them.
@@ -51,13 +46,10 @@ class Forecast(PeriodicCallback):
         self,
         relation: str | None = None,
         edits: list[dict[str, Any]] | str | None = None,
-        knowledge_files: list[str] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.relation = relation
+        super().__init__(relation, **options)
         self.edits = edits
-        self.knowledge_files = knowledge_files
 
     @property
     def forecasts(self) -> list[NearestWord]:
@@ -65,14 +57,14 @@ class Forecast(PeriodicCallback):
         return [NearestWord(**word) for word in self.state.words]
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         self._resolved = self._at.resolve_edits(self.edits, "Forecast.edits")
         self.run.measured.update(self._resolved.subjects)
         return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
     def prepare(self) -> None:
         if not self.state.words:
-            by_answer = nearness(self.run.nearest_words(), self._at.tokenized)
+            by_answer = nearness(self.run.nearest_words, self._at.tokenized)
             if by_answer is None:
                 raise LanguageModelError(
                     f"{self.run.cache.lm.config.name_or_path} has a head that multiplies by more "

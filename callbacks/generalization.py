@@ -5,18 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import (
-    MeasuredRelation,
-    RelationMap,
-    RelationState,
-    keep_readings,
-    readings_by_step,
-)
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
@@ -32,18 +25,6 @@ from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
 
 
-class StopsAtLeak(Protocol):
-    """What a `StopAtLeak` gives the measurements that it is a rule on."""
-
-    best_step: float | None
-
-    def is_over(self, learned: float, leak: float) -> bool:
-        """Return whether training ends at this share of learned edits, and at this leak."""
-
-    def settings(self) -> dict[str, float | None]:
-        """Return the rule and its step, as in ``results.json``."""
-
-
 @dataclass
 class GeneralizationState(RelationState):
     """What a checkpoint keeps of a `Generalization`."""
@@ -53,7 +34,7 @@ class GeneralizationState(RelationState):
     by_step: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
 
 
-class Generalization(PeriodicCallback):
+class Generalization(RelationCallback):
     """Counts what edits of the source do to the target (paper, section 5).
 
     An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
@@ -97,11 +78,10 @@ class Generalization(PeriodicCallback):
             measured, too; 0 for none.
         others_kind: Which strings they are, see `EditsDataModule`: ``any`` or ``names``, for
             instance.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: As in ``results.json`` of a fine-tune; ``paraphrases`` and ``neighbours`` have
@@ -112,7 +92,7 @@ class Generalization(PeriodicCallback):
 
     study = "generalization"
     state_class = GeneralizationState
-    returned = (*PeriodicCallback.returned, "cases", "others")
+    returned = (*RelationCallback.returned, "cases", "others")
 
     def __init__(
         self,
@@ -126,13 +106,12 @@ class Generalization(PeriodicCallback):
         paraphrases: list[str] | None = None,
         n_others: int = 8,
         others_kind: SubjectKind = "any",
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         ridge: Ridge = "auto",
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, **options)
+        super().__init__(relation, every_n_steps=every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
         require("Generalization.n_others", n_others, at_least=0)
         require_one_of("Generalization.others_kind", others_kind, get_args(SubjectKind))
@@ -144,7 +123,6 @@ class Generalization(PeriodicCallback):
                     f"Generalization.paraphrases {prompt!r} must hold {{}} once, in place of the "
                     "subject."
                 )
-        self.relation = relation
         self.edits = edits
         self.controls = list(cases.CONTROLS if controls is None else controls)
         self.n_watch = n_watch
@@ -152,12 +130,11 @@ class Generalization(PeriodicCallback):
         self.n_others = n_others
         self.others_kind = others_kind
         self.edit_steps = edit_steps
-        self.knowledge_files = knowledge_files
         self.seed = seed
         self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
         self.others: list[str] = []
-        self.stop: StopsAtLeak | None = None  #: The `StopAtLeak` of the run, if any.
+        self.stop: Any = None  #: The `StopAtLeak` of the run, if any.
 
     def open(self) -> Iterable[str]:
         run = self.run
@@ -166,9 +143,7 @@ class Generalization(PeriodicCallback):
                 "this run trains each edit of its dataset from the base weights, and only those "
                 "can be measured. Leave Generalization.edits null."
             )
-        self._at = MeasuredRelation(
-            run, self.study, self.relation, self.knowledge_files, self.controls, self.paraphrases
-        )
+        self._at = self.measured_relation(self.controls, self.paraphrases)
         self.stop = None  # which follows
         self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
         self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
@@ -184,9 +159,8 @@ class Generalization(PeriodicCallback):
         return [*edits, *self.others, *self._at.domains, *self.paraphrases]
 
     def prepare(self) -> None:
-        """Record the LM's answers before training, and what its vocabulary alone gives."""
         if self.state.base is None:
-            self.state.nearness = nearness(self.run.nearest_words(), self._at.tokenized)
+            self.state.nearness = nearness(self.run.nearest_words, self._at.tokenized)
             everyone = range(len(self._resolved.edits))
             self.state.base = self._read(self._joint_queries(everyone), len(everyone))
             self.state.map = self.map.fit(self._at)
@@ -250,12 +224,12 @@ class Generalization(PeriodicCallback):
             return
         if edits.edits and self.is_due(self.run.step, edits):
             logits = self._read(self._queries, len(edits.edits))
-            keep_readings(self.state.readings, edits, logits)
+            self.state.keep(edits, logits)
             if not self.run.trainer.is_last_batch:  # where all edits are logged
                 means = self._keyed(self._answers(edits.ids, logits).means())
                 log_scalars(self.run.trainer, means, self.run.step)
         if self.run.trainer.is_last_batch:  # before monitors decide at the end of the epoch
-            _, answers = self._after_last_step(readings_by_step(self.state.readings))
+            _, answers = self._after_last_step(self.state.readings_by_step())
             self.set_callback_metrics(self._keyed(answers.means()))
 
     def _after_last_step(
@@ -309,11 +283,10 @@ class Generalization(PeriodicCallback):
         self.log_scalars(self._keyed(scalars), step)
 
     def finish(self) -> Results:
-        """Return the outcomes of all edits, with the table of cases and its figures."""
         scalars: dict[str, float] = {}
         ids: Sequence[int] = range(len(self._resolved.edits))
         if self.run.is_independent:
-            by_step = readings_by_step(self.state.readings)
+            by_step = self.state.readings_by_step()
             for step, (of_step, (logits,)) in by_step.items():
                 self._log(_by_edit_step(self._answers(of_step, logits).means()), step + 1)
             ids, answers = self._after_last_step(by_step)
@@ -330,7 +303,7 @@ class Generalization(PeriodicCallback):
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.others)}
         references = [edit.reference for edit in self._resolved.edits]
-        steps = list(step_rows(numbers, references))
+        steps = step_rows(numbers, references)
         values = {
             **cases.outcome_values(relation.name, answers, self.cases, **counts),
             "n_others": len(self.others),

@@ -9,15 +9,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.callbacks.relation import (
     MIN_SUBJECTS,
-    MeasuredRelation,
+    RelationCallback,
     RelationMap,
     RelationState,
-    check_subjects,
-    keep_readings,
-    readings_by_step,
 )
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
@@ -39,7 +35,7 @@ class GradientState(RelationState):
     last: tuple[int, Logits] | None = None  #: The last step, and the logits after it.
 
 
-class GradientCorrelation(PeriodicCallback):
+class GradientCorrelation(RelationCallback):
     """Label-wise r between ``W · ΔF_source`` and ``ΔF_target`` at optimizer steps.
 
     ΔF, the *gradient of the logits*, is their change by one optimizer step (paper, section 4.1). It
@@ -61,11 +57,10 @@ class GradientCorrelation(PeriodicCallback):
         subjects: Subjects that ΔF is measured on; None takes those of the edits, or samples some.
         n_watch: Number of these subjects at most.
         every_n_steps: Largest number of optimizer steps between two measurements.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects and of the permutation.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``relation``, ``n_updates`` and what is logged as means over steps; of independent
@@ -83,23 +78,20 @@ class GradientCorrelation(PeriodicCallback):
         subjects: list[str] | None = None,
         n_watch: int = 16,
         every_n_steps: int = 1,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         ridge: Ridge = "auto",
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(every_n_steps, **options)
-        check_subjects(subjects, n_watch, "GradientCorrelation")
-        self.relation = relation
+        super().__init__(relation, every_n_steps=every_n_steps, **options)
+        self.check_subjects(subjects, n_watch)
         self.subjects = subjects
         self.n_watch = n_watch
-        self.knowledge_files = knowledge_files
         self.seed = seed
         self.map = RelationMap("GradientCorrelation", linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         chosen = self.subjects or self._at.edited_subjects
         chosen = chosen or self._at.sample_subjects(self.n_watch, self.seed)
         self.run.measured.update(chosen)
@@ -110,7 +102,6 @@ class GradientCorrelation(PeriodicCallback):
         return subjects
 
     def prepare(self) -> None:
-        """Record the logits at the edits' subjects before training, and fit or read the map."""
         self._warn_about_half_precision()
         if self.state.map is None:
             if self._at.edited_subjects:
@@ -179,7 +170,7 @@ class GradientCorrelation(PeriodicCallback):
         after = self._at.read(self._queries)
         self.state.last = step, after
         if edits is not None:
-            keep_readings(self.state.readings, edits, self._before, after)
+            self.state.keep(edits, self._before, after)
             return
         self.state.last_measured = step
         numbers = self._correlate(self._before, after)
@@ -202,9 +193,8 @@ class GradientCorrelation(PeriodicCallback):
         return _mean_r(logits["source"] @ weight.T + bias, logits["target"])
 
     def finish(self) -> Results:
-        """Return the mean over the steps, or the correlations over the edits of all ranks."""
         scalars: dict[str, float] = {}
-        by_step = readings_by_step(self.state.readings)
+        by_step = self.state.readings_by_step()
         if by_step:
             numbers = self._over_edits(by_step)
             # Independent edits have no common step before the end of training.

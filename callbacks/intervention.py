@@ -7,14 +7,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import (
-    MeasuredRelation,
-    RelationMap,
-    RelationState,
-    keep_readings,
-    readings_by_step,
-)
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.batches import EditBatch
@@ -34,7 +27,7 @@ class InterventionState(RelationState):
     maps: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  #: W and b.
 
 
-class Intervention(PeriodicCallback):
+class Intervention(RelationCallback):
     """Moves the state at each edit's target prompt along W's direction, beside other directions.
 
     W's column of the source answer that an edit teaches says which target logits rise. Is that how
@@ -45,10 +38,9 @@ class Intervention(PeriodicCallback):
 
     Args:
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of what is random among the directions.
         n_subjects: Number of subjects that maps are fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``n_learned`` edits with ``n_references``, the ``rank`` of the space that target
@@ -65,14 +57,11 @@ class Intervention(PeriodicCallback):
     def __init__(
         self,
         relation: str | None = None,
-        knowledge_files: list[str] | None = None,
         seed: int = 0,
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.relation = relation
-        self.knowledge_files = knowledge_files
+        super().__init__(relation, **options)
         self.seed = seed
         self.map = RelationMap("Intervention", None, "auto", n_subjects)
 
@@ -85,7 +74,7 @@ class Intervention(PeriodicCallback):
         """Refuse edits and LMs whose target logits do not show the states."""
         run = self.run
         lm = run.cache.lm
-        self._at = MeasuredRelation(run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         if not run.is_independent or run.dataset.training.method != "lora":
             raise ConfigError(
                 f"Intervention needs independent edits of the source of {self._at.tag}, with LoRA. "
@@ -106,7 +95,6 @@ class Intervention(PeriodicCallback):
         return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
     def prepare(self) -> None:
-        """Record the logits before training, and fit the maps."""
         if self.state.maps:
             return
         run = self.run
@@ -125,12 +113,11 @@ class Intervention(PeriodicCallback):
     def after_update(self, edits: EditBatch | None) -> None:
         if edits is not None and edits.last and edits.edits:
             logits = self._at.read(self._at.edit_queries(edits))
-            keep_readings(self.state.readings, edits, logits)
+            self.state.keep(edits, logits)
 
     def finish(self) -> Results:
-        """Move the states of all edits whose source was learned."""
         relation = self._at.tokenized
-        by_step = readings_by_step(self.state.readings)
+        by_step = self.state.readings_by_step()
         ids, (after,) = next(iter(by_step.values()), ([], [rows_of(self.state.base, [])]))
         edits = [self._resolved.edits[i] for i in ids]
         answers = EditAnswers.of(edits, rows_of(self.state.base, ids), after)
@@ -138,9 +125,7 @@ class Intervention(PeriodicCallback):
         if not learned.any():
             rank_zero_warn(f"{self.name}: none of {len(ids)} edits has learned its source answer.")
             return Results(self.name, {"relation": relation.name, "n_learned": 0})
-        edits = [
-            edit for edit, is_learned in zip(edits, learned.tolist(), strict=True) if is_learned
-        ]
+        edits = [edits[i] for i in learned.nonzero().flatten().tolist()]
         labels = answers.labels[learned]
         reference = answers.reference[learned]
         texts = relation.target.texts

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import lightning as L
@@ -51,7 +51,6 @@ class LMRun:
     uncounted: int  #: Updates that ``trainer.global_step`` does not count.
     was_updated: bool = False  #: Whether the last batch updated the LM.
     maps: dict[Hashable, LinearMap] = field(default_factory=dict)  #: Fitted before training.
-    _nearest_words: NearestWords | None = None
     _announced: list[tuple[JointLayout, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,11 +76,10 @@ class LMRun:
         """Return up to n subjects to fit maps on, on which no callback scores any."""
         return sample_fitted_subjects(self.cache.lm.tokenizer, n, self.measured)
 
+    @cached_property
     def nearest_words(self) -> NearestWords | None:
-        """Return the nearest words of the LM before training; None for a head without rows."""
-        if self._nearest_words is None:
-            self._nearest_words = self.cache.lm.nearest_words()
-        return self._nearest_words
+        """The nearest words of the LM before training; None for a head without rows."""
+        return self.cache.lm.nearest_words()
 
     def announce(self, layout: JointLayout, n_subjects: int) -> None:
         """Note that rows of a layout will be read, for as many subjects to fit maps on."""
@@ -133,10 +131,8 @@ class PeriodicCallback(L.Callback):
     changes the weights (another optimizer, an editor, averaging), the results are those of the
     final weights: these callbacks run after all others but checkpoints.
 
-    A subclass finds in `open` what its arguments name, reads in `prepare` what it needs of the LM
-    before training, measures in `measure`, or around batches in `before_batch` and `after_update`,
-    and returns its `Results` from `finish`. What it keeps from one to the other is in `state`, a
-    `CallbackState` of its own class, which a checkpoint holds.
+    A subclass defines some of `open`, `prepare`, `measure`, `before_batch`, `after_update` and
+    `finish`; what it keeps from one to the other is in `state`, which a checkpoint holds.
 
     Args:
         every_n_steps: Largest number of optimizer steps between two measurements.
@@ -283,7 +279,6 @@ class PeriodicCallback(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note the adapter that is measured, and prepare the measurement after the step."""
         if self._is_first:
             self.run.start_batch(pl_module)
         self._is_awaited = self._is_monitored(trainer) and _is_read_after(self.run, batch_idx)
@@ -295,7 +290,6 @@ class PeriodicCallback(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count the batch's updates, and hand them to `after_update`."""
         if self._is_first:
             self.run.end_batch(pl_module)
         if self.run.was_updated:
@@ -429,7 +423,6 @@ class PeriodicCallback(L.Callback):
         return Table(self.name, frame.sort_index().rename_axis("step").reset_index(), caption)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
         if self._run is not None:
             self.state.uncounted = self._run.uncounted
         return dict(vars(self.state))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import CallbackState, LMRun
+from lincorr_lightning.callbacks.periodic_callback import CallbackState, LMRun, PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch
@@ -28,9 +28,6 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 DEFAULT_RELATION = "city->country"
 MIN_SUBJECTS = 3  #: Subjects below which no correlation is computed: with two it is always 1 or -1.
 
-Readings = dict[int, list[tuple[list[int], list[Logits]]]]
-"""What was read of independent edits: by their own step, the ids of some and their logits."""
-
 
 @dataclass
 class RelationState(CallbackState):
@@ -38,7 +35,61 @@ class RelationState(CallbackState):
 
     base: Logits | None = None  #: Logits before training.
     map: tuple[Tensor, Tensor, float] | None = None  #: W, b and the ridge, see `RelationMap`.
-    readings: Readings = field(default_factory=dict)
+    #: What was read of independent edits: by their own step, the ids of some and their logits.
+    readings: dict[int, list[tuple[list[int], list[Logits]]]] = field(default_factory=dict)
+
+    def keep(self, edits: EditBatch, *logits: Logits) -> None:
+        """Keep what was read of independent edits after one of their steps."""
+        self.readings.setdefault(edits.step, []).append((edits.ids, list(logits)))
+
+    def readings_by_step(self) -> dict[int, tuple[list[int], list[Logits]]]:
+        """Return the edits of all ranks by their own step, and what was read, a row per edit."""
+        of_ranks = gather(self.readings)
+        by_step = {}
+        for step in sorted(set().union(*of_ranks)):
+            parts = [part for of_rank in of_ranks for part in of_rank.get(step, ())]
+            # Of an edit that is trained again, the last.
+            row_of = {edit: row for row, edit in enumerate(i for ids, _ in parts for i in ids)}
+            edits = sorted(row_of)
+            rows = [row_of[edit] for edit in edits]
+            readings = zip(*(logits for _, logits in parts), strict=True)
+            by_step[step] = edits, [rows_of(concatenate(part), rows) for part in readings]
+        return by_step
+
+
+class RelationCallback(PeriodicCallback):
+    """A `PeriodicCallback` that measures a relation.
+
+    Args:
+        relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
+        knowledge_files: YAML files with more knowledge; None takes that of the run's edits.
+        **options: See `PeriodicCallback`.
+    """
+
+    def __init__(
+        self, relation: str | None = None, knowledge_files: list[str] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.relation = relation
+        self.knowledge_files = knowledge_files
+
+    def measured_relation(self, *more: Sequence[str]) -> "MeasuredRelation":
+        """Return the relation on the LM of the run; `more` are controls and paraphrases."""
+        return MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files, *more)
+
+    def check_subjects(self, subjects: Any, n_watch: int) -> None:
+        """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
+        owner = type(self).__name__
+        require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
+        if isinstance(subjects, str):
+            raise ConfigError(
+                f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b]."
+            )
+        if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
+            raise ConfigError(
+                f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
+                f"{MIN_SUBJECTS}. Name more, or null to sample some."
+            )
 
 
 class MeasuredRelation:
@@ -119,10 +170,10 @@ class MeasuredRelation:
         return relabelled
 
     def queries(
-        self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
+        self, subjects: Sequence[str], adapters: Sequence[int | None] | int | None = None
     ) -> dict[str, list[Query]]:
-        """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
-        ids = adapter_ids or [None] * len(subjects)
+        """Return the prompts of each domain, each subject in its adapter or all in one, or none."""
+        ids = adapters if isinstance(adapters, Sequence) else [adapters] * len(subjects)
         return {
             name: [
                 Query(domain.knowledge.prompt(subject), adapter_id, subject)
@@ -205,37 +256,3 @@ class RelationMap:
             linear_map = run.maps[key]
         pair = tokenized.name
         return linear_map.weight(pair), linear_map.bias(pair), linear_map.ridge[pair]
-
-
-def keep_readings(readings: Readings, edits: EditBatch, *logits: Logits) -> None:
-    """Keep what was read of independent edits after one of their steps."""
-    readings.setdefault(edits.step, []).append((edits.ids, list(logits)))
-
-
-def readings_by_step(readings: Readings) -> dict[int, tuple[list[int], list[Logits]]]:
-    """Return the edits of all ranks by their own step, and what was read, a row per edit."""
-    merged: Readings = {}
-    for of_rank in gather(readings):
-        for step, parts in of_rank.items():
-            merged.setdefault(step, []).extend(parts)
-    by_step = {}
-    for step, parts in sorted(merged.items()):
-        # Of an edit that is trained again, the last.
-        row_of = {edit: row for row, edit in enumerate(i for ids, _ in parts for i in ids)}
-        edits = sorted(row_of)
-        every = [concatenate(part) for part in zip(*(logits for _, logits in parts), strict=True)]
-        rows = [row_of[edit] for edit in edits]
-        by_step[step] = edits, [rows_of(logits, rows) for logits in every]
-    return by_step
-
-
-def check_subjects(subjects: Any, n_watch: int, owner: str) -> None:
-    """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
-    require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
-    if isinstance(subjects, str):
-        raise ConfigError(f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b].")
-    if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
-        raise ConfigError(
-            f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
-            f"{MIN_SUBJECTS}. Name more, or null to sample some."
-        )

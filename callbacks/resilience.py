@@ -7,13 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation import (
-    MeasuredRelation,
-    RelationMap,
-    RelationState,
-    check_subjects,
-)
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, summarize
@@ -22,7 +16,6 @@ from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.linear_map.layout import JointLayout, random_word_tokens
 from lincorr_lightning.linear_map.solver import fit_layout
-from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.results.results import Results
 
 
@@ -35,7 +28,7 @@ class ResilienceState(RelationState):
     moments: tuple[Tensor, ...] | None = None
 
 
-class Resilience(PeriodicCallback):
+class Resilience(RelationCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
     Logs ``resilience/<relation>``. If this run fits the map, it also logs the baselines of r that a
@@ -50,10 +43,9 @@ class Resilience(PeriodicCallback):
         seed: Seed of sampled subjects.
         random_labels: Number of source labels whose r is compared with that of as many random
             words (``excess_over_random``); 0 leaves out all baselines.
-        knowledge_files: YAML files with more knowledge.
         ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: ``relation``, r ``before`` and ``after`` training and ``worst`` in between (None if
@@ -71,24 +63,21 @@ class Resilience(PeriodicCallback):
         n_watch: int = 128,
         seed: int = 1,
         random_labels: int = 20,
-        knowledge_files: list[str] | None = None,
         ridge: Ridge = "auto",
         n_subjects: int = 2000,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        check_subjects(subjects, n_watch, "Resilience")
+        super().__init__(relation, **options)
+        self.check_subjects(subjects, n_watch)
         require("Resilience.random_labels", random_labels, at_least=0)
-        self.relation = relation
         self.subjects = subjects
         self.n_watch = n_watch
         self.seed = seed
         self.random_labels = random_labels
-        self.knowledge_files = knowledge_files
         self.map = RelationMap("Resilience", linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         self._watched = self.subjects or self._at.sample_subjects(self.n_watch, self.seed)
         self.run.measured.update(self._watched)
         self.map.announce(self._at)
@@ -103,7 +92,6 @@ class Resilience(PeriodicCallback):
         return self._watched
 
     def prepare(self) -> None:
-        """Read the rows that maps of random words are fitted on, and fit or read the map."""
         if self.state.map is None:
             if self._layout.words:
                 subjects = self.run.fit_subjects(self.map.n_subjects)
@@ -113,13 +101,10 @@ class Resilience(PeriodicCallback):
 
     def before_batch(self, edits: EditBatch | None) -> None:
         if self.is_due(self.run.next_step):
-            self._at.prefetch(self._queries())
-
-    def _queries(self) -> dict[str, list[Query]]:
-        return self._at.queries(self._watched, [self.adapter_id] * len(self._watched))
+            self._at.prefetch(self._at.queries(self._watched, self.adapter_id))
 
     def measure(self) -> None:
-        queries = self._queries()
+        queries = self._at.queries(self._watched, self.adapter_id)
         by_template = {
             domain.knowledge.template: queries[name] for name, domain in self._at.domains.items()
         }

@@ -56,7 +56,6 @@ class StopAtLeak(L.Callback):
 
     @property
     def state_key(self) -> str:
-        """Key of the callback's state in checkpoints."""
         return f"{type(self).__qualname__} {self.relation}"
 
     def is_over(self, learned: float, leak: float) -> bool:
@@ -73,7 +72,6 @@ class StopAtLeak(L.Callback):
         }
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Find the `Generalization`, whose measurements are the rule."""
         if stage != "fit":
             return
         self._reset()
@@ -92,11 +90,9 @@ class StopAtLeak(L.Callback):
         self._measures = measures[0]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Tell the `Generalization` of the rule."""
         self._measures.stop = self
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Keep the weights if they are the best so far, and stop if edits begin to leak."""
         if self._measures.run.is_independent or self.stopped_step is not None:
             return
         step = self._measures.run.step
@@ -119,7 +115,6 @@ class StopAtLeak(L.Callback):
 
     @torch.no_grad()
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the best weights of a training that was stopped."""
         if self.stopped_step is None:
             return
         for name, parameter in pl_module.named_parameters():
@@ -128,7 +123,6 @@ class StopAtLeak(L.Callback):
         self._weights = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best weights so far, with their step and score."""
         return {
             "best_step": self.best_step,
             "stopped_step": self.stopped_step,
@@ -137,7 +131,6 @@ class StopAtLeak(L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's best weights."""
         self.best_step = state_dict["best_step"]
         self.stopped_step = state_dict["stopped_step"]
         self._specific = state_dict["specific"]

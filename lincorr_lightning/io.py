@@ -38,19 +38,14 @@ def output_error(path: str | Path, reason: object) -> OutputError:
     )
 
 
-def refuse_url(path: object, name: str = "the path") -> None:
-    """Refuse to write to a URL, also one that `Path` has shortened: ``s3:/bucket`` is no folder."""
-    if re.match(r"[A-Za-z][\w+.:-]+:/", str(path)):
-        raise OutputError(
-            f"{name} {path} is a URL, to which nothing is written. Name a local folder, and copy "
-            "it there after the run."
-        )
-
-
 @contextmanager
 def as_output_error(path: Path) -> Iterator[None]:
     """Turn an error of the system, in whose errors libraries may hide it, into an `OutputError`."""
-    refuse_url(path)
+    if re.match(r"[A-Za-z][\w+.:-]+:/", str(path)):  # `Path` shortens a URL to ``s3:/bucket``
+        raise OutputError(
+            f"the path {path} is a URL, to which nothing is written. Name a local folder, and copy "
+            "it there after the run."
+        )
     try:
         yield
     except LincorrError:

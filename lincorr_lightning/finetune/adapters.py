@@ -58,13 +58,9 @@ def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
     model.requires_grad_(False)
-    # peft draws the weights from torch's global generator, whose state is restored afterwards.
-    stream = torch.get_rng_state()
-    torch.default_generator.manual_seed(settings.seed)
-    try:
+    with torch.random.fork_rng([]):  # peft draws the weights from torch's global generator
+        torch.default_generator.manual_seed(settings.seed)
         inject_adapter_in_model(config, holder)
-    finally:
-        torch.set_rng_state(stream)
     if changed := sorted(adapter_layers(model).keys() ^ layers.keys()):
         raise LanguageModelError(
             f"LoRA is not possible: peft adapts other layers of {type(model).__name__} than the "

@@ -1,6 +1,6 @@
 """What edits did after each optimizer step: a ripple of the subject, or a leak to everybody."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,13 +41,12 @@ def interval_by_reference(values: Tensor, references: Sequence[Hashable]) -> dic
 
 def step_rows(
     by_step: Mapping[int, StepValues], references: Sequence[Hashable]
-) -> Iterator[dict[str, Any]]:
-    """Yield what edits did after each step, see `StepRow`; ``controls`` is a mapping.
+) -> list[dict[str, Any]]:
+    """Return what edits did after each step, see `StepRow`; ``controls`` is a mapping.
 
     `references` are those of all edits of the run, by their position.
     """
-    for step, numbers in sorted(by_step.items()):
-        yield _row(step, numbers, references)
+    return [_row(step, numbers, references) for step, numbers in sorted(by_step.items())]
 
 
 def row_at_learned(

@@ -160,11 +160,9 @@ class EditsDataModule(StudyData):
         return replace(edits, catalogue=self._catalogue, subwords=self.hparams["subwords"])
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the steps of an epoch, distributed by the protocol."""
         return ResumableLoader(self._dataset(self.resolve(), self._training), self.trainer)
 
     def test_dataloader(self) -> DataLoader[EditBatch]:
-        """Return every edit once, in order."""
         return self._in_order(self.resolve())
 
     def predict_dataloader(self) -> DataLoader[EditBatch]:
@@ -198,7 +196,6 @@ class EditsDataModule(StudyData):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the edits of the run that is resumed."""
         super().load_state_dict(state_dict)
         if "edits" in state_dict:
             edits = [Edit(**state) for state in state_dict["edits"]]

@@ -113,7 +113,7 @@ class _AnswerLabels:
             if invisible := INVISIBLE.search(fact.answer):
                 why = f"it has an invisible {unicodedata.name(invisible[0])}"
             return fact, None, f"its answer is no label of this LM ({why})"
-        named = self._labels(fact.reference)
+        named = {self.targets.get(nfc(text)) for text in fact.reference}
         if None in named:
             return fact, None, f"its reference is no label of {self.target.knowledge.name}"
         meanings = {each.identity for each in self.source.labels[answer.label].answers}
@@ -124,14 +124,6 @@ class _AnswerLabels:
         if not right:
             return fact, None, _NO_REFERENCE
         return fact, answer._replace(reference=right), ""
-
-    def _labels(self, texts: Collection[str]) -> frozenset[int | None]:
-        return frozenset(self.targets.get(nfc(text)) for text in texts)
-
-    def suggestion(self, row: RawEdit) -> str:
-        """Return labels that a skipped row may mean if its answer is none."""
-        is_known = not row.answer or nfc(row.answer) in self.answers
-        return "" if is_known else suggest(row.answer, self.answers)
 
 
 def _source_answers(relation: TokenizedRelation, lm: LanguageModel) -> list[list[SourceAnswer]]:
@@ -264,12 +256,7 @@ def in_own_lms(source: ListedEdits, pattern: str) -> ListedEdits:
 
 
 def check_edits(source: EditSource, relation: TokenizedRelation, lm: LanguageModel) -> None:
-    """Refuse edits that cannot be resolved, as far as the tokenizer tells, before weights are read.
-
-    Raises:
-        KnowledgeError: The relation has no reference, and no row has one.
-        SubjectsError: A given subject has no token of the LM, or no row is an edit.
-    """
+    """Raise the errors of `resolve_edits` that the tokenizer shows, before weights are read."""
     if isinstance(source, ListedEdits):
         _label_rows(source, relation, lm)
         return
@@ -300,7 +287,8 @@ def resolve_edits(
 
     Raises:
         KnowledgeError: The relation has no reference, and no row has one.
-        SubjectsError: There are too few subjects to sample edits from, or no row is an edit.
+        SubjectsError: There are too few subjects to sample edits from, one has no token of the LM,
+            or no row is an edit.
     """
 
     def leading(subjects: Sequence[str]) -> Iterable[tuple[int, int]]:
@@ -385,9 +373,11 @@ def _skip_message(skipped: Sequence[RawEdit], n_left: int, labels: _AnswerLabels
     counts = skip_counts(skipped)
     by_reason = "; ".join(f"{n}: {reason}" for reason, n in counts.items())
     first = next(row for row in skipped if row.problem == next(iter(counts)))
+    is_label = not first.answer or nfc(first.answer) in labels.answers
+    hint = "" if is_label else suggest(first.answer, labels.answers)
     return (
         f"{len(skipped)} of {len(skipped) + n_left} edits are skipped ({by_reason}), such as "
-        f"{first.where}: {first.subject!r} -> {first.answer!r}.{labels.suggestion(first)}"
+        f"{first.where}: {first.subject!r} -> {first.answer!r}.{hint}"
     )
 
 

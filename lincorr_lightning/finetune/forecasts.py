@@ -1,7 +1,4 @@
-"""The forecast of an edit: is the target label nearest to its new answer a right one?
-
-It is made before any training, from the rows of the LM's head alone.
-"""
+"""The forecast of an edit: is the target label nearest to its new answer a right one?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +12,7 @@ from torch import Tensor
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    reference_mask,
-    skip_counts,
-    taught_labels,
-)
+from lincorr_lightning.finetune.edits import Edit, reference_mask, skip_counts, taught_labels
 from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.results import skipped_tables
 from lincorr_lightning.functional import macro_mean, risk
@@ -79,10 +71,7 @@ def forecast_edits(
 
 
 def forecast_results(
-    words: Sequence[NearestWord],
-    relation: str,
-    skipped: Sequence[RawEdit] = (),
-    suffix: str = "",
+    words: Sequence[NearestWord], relation: str, skipped: Sequence[RawEdit] = (), suffix: str = ""
 ) -> Results:
     """Return the results of a forecast; `skipped` are the rows of a file that are no edit.
 
@@ -158,7 +147,6 @@ class EditForecast(Study):
         self.forecasts: list[NearestWord] | None = None  #: The forecasts, after a prediction.
 
     def data_arguments(self) -> dict[str, Any]:
-        """Return the LM, whose tokenizer the data need."""
         return {"lm": self.lm}
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
@@ -166,7 +154,6 @@ class EditForecast(Study):
         return []
 
     def build_results(self) -> Results:
-        """Forecast all edits at once, on each rank."""
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")

@@ -136,7 +136,6 @@ class SourceFinetune(LMStudy):
             )
 
     def prepare_lm(self) -> None:
-        """Choose the weights that are trained, or add adapters."""
         self._require_float32()  # the dtype may be known only now
         model = self.lm.model
         if self.method == "full":
@@ -150,7 +149,6 @@ class SourceFinetune(LMStudy):
             add_adapter(model, self.adapter_settings)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return AdamW over the weights that are trained."""
         # Lightning's gradient scaler for float16 does not support the fused one.
         return torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
@@ -166,7 +164,6 @@ class SourceFinetune(LMStudy):
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
-        """Start independent edits from the base weights."""
         protocol = self.edit_training.protocol
         size = self.edit_training.edits_per_step
         fits = isinstance(batch, EditBatch) and (batch.n_steps > 0) == self.is_independent
@@ -192,7 +189,6 @@ class SourceFinetune(LMStudy):
             parameter.copy_(base)
 
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy of the answers' tokens."""
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = batches.answer_losses(self.lm.model, batch)
@@ -243,13 +239,11 @@ class SourceFinetune(LMStudy):
         )
 
     def on_train_end(self) -> None:
-        """Restore the base weights of independent edits, and write the results."""
         if self._base:
             self._restore()
         super().on_train_end()
 
     def build_results(self) -> Results:
-        """Return what the callbacks measured."""
         dataset = batches.edit_dataset(self.trainer)
         protocol = self.edit_training.protocol
         n_seen = len(set().union(*gather(self._seen)))
@@ -288,7 +282,6 @@ class SourceFinetune(LMStudy):
                 state["state"] = {by_number[i]: values for i, values in state["state"].items()}
 
     def write_artifacts(self, folder: Path) -> None:
-        """Save the trained LM if wanted."""
         if self.save_model:
             save_merged(self.lm, folder / "model")
 
@@ -298,11 +291,9 @@ class SourceFinetune(LMStudy):
         return not self.is_independent or self.trainer.world_size == 1
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return the number of ranks that trained."""
         return {"n_ranks": self.trainer.world_size}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Refuse to resume independent edits on several ranks."""
         n_ranks = max(1 if self._trainer is None else self.trainer.world_size, state["n_ranks"])
         if self.is_independent and n_ranks > 1:
             raise CheckpointError(

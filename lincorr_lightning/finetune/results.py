@@ -98,10 +98,7 @@ class CorrelationRow:
 
 
 def case_results(
-    cases: Sequence[EditCase],
-    relation: str,
-    random: float | None,
-    suffix: str = "",
+    cases: Sequence[EditCase], relation: str, random: float | None, suffix: str = ""
 ) -> tuple[Table, list[Figure]]:
     """Return the table ``cases`` (paper, table 6) and its figures (figure 5 is one of them).
 
@@ -136,10 +133,7 @@ def case_results(
 
 
 def by_step_results(
-    rows: Sequence[Mapping[str, Any]],
-    relation: str,
-    nulls: Mapping[str, float],
-    suffix: str = "",
+    rows: Sequence[Mapping[str, Any]], relation: str, nulls: Mapping[str, float], suffix: str = ""
 ) -> tuple[Table, Figure]:
     """Return the table ``by_step`` and the figure of the same name.
 

@@ -166,7 +166,6 @@ class StackedLoRA(nn.Module):
         kwargs: dict[str, Any],
         output: Tensor,
     ) -> Tensor | None:
-        del layer
         rows = self._rows
         if rows is None or not len(rows.adapters):
             return None

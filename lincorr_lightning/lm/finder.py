@@ -131,22 +131,20 @@ def target_layers(
             )
         chosen |= named
     misfits = _misfits(model, linear)
-    for name in linear:
-        if name in misfits and name in chosen:
+    for name, why in misfits.items():
+        if name in chosen:
             raise LanguageModelError(
-                f"the layer {name} of {type(model).__name__} cannot have an adapter: "
-                f"{misfits[name]}. Leave it out of the target modules (null takes all that can)."
+                f"the layer {name} of {type(model).__name__} cannot have an adapter: {why}. Leave "
+                "it out of the target modules (null takes all that can)."
             )
-    if chosen:
-        return {name: part for name, part in linear.items() if name in chosen}
-    fitting = {name: part for name, part in linear.items() if name not in misfits}
-    if not fitting:
+    chosen = chosen or linear.keys() - misfits.keys()
+    if not chosen:
         why = next(iter(misfits.values()), "it has none before its output layer")
         raise LanguageModelError(
             f"LoRA is not possible: no linear layer of {type(model).__name__} can have an adapter "
             f"({why}). Full fine-tuning (method full) and the other studies are."
         )
-    return fitting
+    return {name: part for name, part in linear.items() if name in chosen}
 
 
 def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[str, str]:

@@ -117,8 +117,7 @@ def _set_rope(config: Any, left: dict[str, Any], factors: dict[str, list[float]]
     kind = left.pop("rope.scaling.type", "linear")
     factor = left.pop("rope.scaling.factor", left.pop("rope.scale_linear", 0)) or 1
     factor = 1 if kind == "none" else factor
-    length = config.max_position_embeddings
-    length = left.pop("rope.scaling.original_context_length", length)
+    length = left.pop("rope.scaling.original_context_length", config.max_position_embeddings)
     if short and long and factor == 1:
         rope |= {"rope_type": "longrope", "original_max_position_embeddings": length}
         rope["attention_factor"] = left.pop("rope.scaling.attn_factor", 1.0)

@@ -76,13 +76,8 @@ def read_logits(
     """
     if by_rows:
         ends = flat_ends(input_ids, last)
-
-        def product(head: nn.Linear, states: Tensor) -> Tensor:
-            states = states.index_select(0, ends.to(states.device))
-            return _rows_product(head, states, token_ids).view(1, 1, -1)
-
-        logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
-        return logits.view(len(last), len(token_ids)).double()
+        states = read_states(model, input_ids, ends, attention_mask=attention_mask)
+        return logits_of_states(model, [(states, token_ids)], is_product=False)
     rows = torch.arange(len(last))
     length = input_ids.shape[1]
     keep = {}

@@ -367,10 +367,9 @@ class LanguageModel(nn.Module):
         The values are those of `domain_logits` for each domain; the common prefix of a subject's
         prompts is computed once, if `LMConfig.share_prefixes` allows.
 
-        With `LMConfig.state_cache`, prompts whose states are known are not read again. Where an
-        earlier call had the same prompts, logits are the same bit for bit. Where only some are
-        known, the others are read without them, which is the same up to the rounding of the LM's
-        dtype, like any other choice of what is read together.
+        With `LMConfig.state_cache`, prompts whose states are known are not read again. Logits are
+        the same bit for bit where an earlier call had the same prompts, else up to the rounding of
+        the LM's dtype, like with any other choice of what is read together.
 
         Each domain has one prompt per subject, in the same order of subjects, and its tokens. The
         logits are ``(n_subjects, n_labels of all domains)``, float64, on the LM's device. Errors
@@ -590,7 +589,7 @@ class LanguageModel(nn.Module):
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
         try:
             with self._reading(), modes.float32_forward(self.model, head):
-                heads.read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
+                heads.read_states(self.model, ids, ids.new_tensor([0]))
         finally:
             handle.remove()
         return seen != [torch.float32]

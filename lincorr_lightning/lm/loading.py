@@ -415,8 +415,7 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 # The last LM with its state; nothing is kept outside of `weights_read_once`.
-_Kept = dict[LMConfig, tuple[Any, object]]
-_kept: ContextVar[_Kept | None] = ContextVar("kept", default=None)
+_kept: ContextVar[dict[LMConfig, tuple[Any, object]] | None] = ContextVar("kept", default=None)
 
 
 @contextmanager

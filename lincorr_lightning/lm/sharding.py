@@ -170,7 +170,6 @@ def _compute_locally(module: nn.Module, names: list[str], mesh: DeviceMesh, summ
         return total
 
     def enter(module: nn.Module, args: Any) -> None:
-        del args
         for name in names:
             parameter = module._parameters[name]
             if isinstance(parameter, DTensor):
@@ -181,7 +180,6 @@ def _compute_locally(module: nn.Module, names: list[str], mesh: DeviceMesh, summ
                 module._parameters[name] = local  # type: ignore[assignment]
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        del args, output
         module._parameters.update(kept)
         kept.clear()
 

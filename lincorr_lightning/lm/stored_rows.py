@@ -20,7 +20,7 @@ from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.head import head_of, is_plain
 from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
-from lincorr_lightning.lm.vocabulary_rows import BLOCK
+from lincorr_lightning.lm.vocabulary_rows import BLOCK, VocabularyRows
 
 # Names of the modules, in the architectures of transformers and in GGUF files.
 _HEADS = (
@@ -60,11 +60,11 @@ Open = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRows:
+class StoredRows(VocabularyRows):
     """A matrix of a checkpoint that has a row for each token; it is read when it is needed.
 
-    Its methods are those of `VocabularyRows`. The rows have the precision in which they are stored;
-    those of a GGUF file are dequantized to float32.
+    The rows have the precision in which they are stored; those of a GGUF file are dequantized to
+    float32.
     """
 
     key: str  #: Name of the matrix in the checkpoint.
@@ -75,13 +75,11 @@ class StoredRows:
     open: Open
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield all rows in blocks, ``(n_rows, hidden_size)`` each."""
         with self.open() as matrix:
             for start in range(0, self.shape[0], BLOCK):
                 yield matrix[start : start + BLOCK]
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the rows of some tokens, ``(n_tokens, hidden_size)``, float64."""
         with self.open() as matrix:
             return torch.cat([matrix[i : i + 1] for i in token_ids]).double()
 
@@ -113,8 +111,10 @@ class StoredRows:
         }
 
 
-def stored_embedding(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> StoredRows:
-    """Return the input embedding of a decoder, an encoder, or both.
+def stored_embedding(
+    checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, is_head: bool = False
+) -> StoredRows:
+    """Return the input embedding of a decoder, an encoder, or both; or a `stored_head`.
 
     It is known by its name. Of safetensors only the file that holds it is opened. Other files than
     safetensors and GGUF, and an LM whose adapter changes the matrix by more than its whole value,
@@ -124,20 +124,6 @@ def stored_embedding(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase)
         LanguageModelError: There is no such matrix, it cannot be read, it is no matrix of
             floating-point numbers, or it has fewer rows than the tokenizer has tokens.
     """
-    return _stored(checkpoint, tokenizer, is_head=False)
-
-
-def stored_head(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> StoredRows:
-    """Return the output head of an LM, which is its token embedding where both are tied.
-
-    It is found and read like a `stored_embedding`, and raises the same errors.
-    """
-    return _stored(checkpoint, tokenizer, is_head=True)
-
-
-def _stored(
-    checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, is_head: bool
-) -> StoredRows:
     config = loading.read_config(checkpoint, must_be_causal=is_head)
     found = _find(checkpoint, config, is_head) or _read_lm(checkpoint, config, is_head)
     key, open_matrix = found[0], partial(_unchanged, checkpoint, found[1])
@@ -157,6 +143,14 @@ def _stored(
             "Take both from one checkpoint."
         )
     return StoredRows(key, shape, dtype, tokenizer, checkpoint, open_matrix)
+
+
+def stored_head(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase) -> StoredRows:
+    """Return the output head of an LM, which is its token embedding where both are tied.
+
+    It is found and read like a `stored_embedding`, and raises the same errors.
+    """
+    return stored_embedding(checkpoint, tokenizer, is_head=True)
 
 
 def _find(

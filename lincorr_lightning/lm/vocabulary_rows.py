@@ -25,14 +25,14 @@ class VocabularyRows(Protocol):
         """Return the rows of some tokens, ``(n_tokens, hidden_size)``, float64 on the CPU."""
 
 
-class HeldRows:
+class HeldRows(VocabularyRows):
     """The rows of a layer's matrix in memory, ``(n_tokens, hidden_size)``, whole or sharded."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self._layer = layer  # whose matrix sharding replaces
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield the rows in blocks; those of a sharded matrix are gathered one at a time."""
+        # Those of a sharded matrix are gathered one at a time.
         rows, is_whole = self._local()
         if is_whole:
             # mps has no float64
@@ -42,7 +42,6 @@ class HeldRows:
             yield torch.cat(gather(rows[start : start + BLOCK].cpu()))
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
-        """Return the rows of some tokens; each is gathered from the rank that has it."""
         rows, is_whole = self._local()
         if is_whole:
             return rows[torch.as_tensor(token_ids, device=rows.device)].cpu().double()

@@ -1,7 +1,6 @@
 """Train sparse autoencoders of an LM's activations, at all its hook points at once."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.forwards import BlockActivations, score_texts
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.results import SCORES, HeldOutScores, SAEScore, sae_results
+from lincorr_lightning.sae.results import SCORES, held_out_scores, sae_results
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import (
     LEARNING_RATE,
@@ -82,7 +81,7 @@ class SparseAutoencoders(studies.LMStudy):
         self.seed = seed
         self.stacked: StackedAutoencoders | None = None
         self.history: dict[str, list[tuple[int, float]]] = {}
-        self.scores: HeldOutScores | None = None
+        self.scores: dict[str, Any] | None = None  #: See `held_out_scores`.
         self.n_tokens = 0
         """Number of tokens that this rank trained on."""
         self._loaded: dict[HookPoint, SparseAutoencoder] = {}
@@ -111,7 +110,6 @@ class SparseAutoencoders(studies.LMStudy):
         return self.stacked
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return Adam; `on_train_batch_start` sets its learning rate."""
         return torch.optim.Adam(self._trained.parameters(), lr=self.learning_rate)
 
     def on_train_start(self) -> None:
@@ -120,7 +118,6 @@ class SparseAutoencoders(studies.LMStudy):
             raise ConfigError("the training DataLoader has no length. Set trainer.max_steps.")
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
-        """Set the learning rate, and read the activations of a new block."""
         step = self.trainer.global_step
         # A scheduler would be a step off after a resume in the middle of the epoch.
         for group in self.trainer.optimizers[0].param_groups:
@@ -169,7 +166,6 @@ class SparseAutoencoders(studies.LMStudy):
         self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remove the component of the decoder's gradient that changes its norms."""
         super().on_before_optimizer_step(optimizer)
         self._trained.project_gradient()
 
@@ -196,16 +192,15 @@ class SparseAutoencoders(studies.LMStudy):
         self._quality = quality.to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
-        """Reconstruct held-out activations, and compute the LM's loss with them."""
         studies.require_batch(self, batch, TokenRows)
         score_texts(self.lm.model, self._scored, batch, self._quality)
 
     def on_validation_epoch_end(self) -> None:
-        self.scores = HeldOutScores.of(self._scored, self._quality.gather())
-        for score in self.scores.hook_points:
+        self.scores = held_out_scores(self._scored, self._quality.gather())
+        for score in self.scores["hook_points"]:
             for name in SCORES:
-                if (value := getattr(score, name)) is not None:
-                    self.log(f"val/{name}/{score.hook_point}", value)
+                if score[name] is not None:
+                    self.log(f"val/{name}/{score['hook_point']}", score[name])
 
     def build_results(self) -> Results:
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
@@ -224,7 +219,7 @@ class SparseAutoencoders(studies.LMStudy):
         return {
             "history": {tag: list(points) for tag, points in self.history.items()},
             "n_tokens": self.n_tokens,
-            "scores": self.scores and asdict(self.scores),
+            "scores": self.scores,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -237,6 +232,4 @@ class SparseAutoencoders(studies.LMStudy):
         history = state["history"].items()
         self.history = {tag: [tuple(point) for point in points] for tag, points in history}
         self.n_tokens = state["n_tokens"]
-        if scores := state["scores"]:
-            hook_points = [SAEScore(**score) for score in scores["hook_points"]]
-            self.scores = HeldOutScores(**{**scores, "hook_points": hook_points})
+        self.scores = state["scores"]

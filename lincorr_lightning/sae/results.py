@@ -5,17 +5,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from matplotlib.figure import Figure as Drawing
-
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.plots import BLUE, GREEN, ORANGE, History, curves, training_curves
+from lincorr_lightning.results.plots import History, training_curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, column, number, short_name
-from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind
+from lincorr_lightning.sae.hook_points import HookKind
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
-_COLOURS = dict(zip(KIND_NAMES.values(), (BLUE, ORANGE, GREEN), strict=True))
 
 
 @dataclass(frozen=True)
@@ -40,88 +37,62 @@ class SAEScore:
     loss_ablated: float = column(format=".3f")
 
 
-@dataclass(frozen=True)
-class HeldOutScores:
-    """Scores of all SAEs, and the loss of the unchanged LM per token, in nats."""
+def held_out_scores(saes: SAEs, scored: Reconstruction) -> dict[str, Any]:
+    """Return what ``results.json`` has of SAEs, which are in the order of the `Reconstruction`.
 
-    n_held_out_tokens: int
-    loss_clean: float
-    hook_points: list[SAEScore]
-
-    @classmethod
-    def of(cls, saes: SAEs, scored: Reconstruction) -> "HeldOutScores":
-        """Return the scores of SAEs, in the order of the `Reconstruction`."""
-        scores = [
-            SAEScore(
-                hook_point=at.id,
-                kind=at.kind,
-                layer=at.layer,
-                n_features=sae.n_features,
-                explained_variance=number(float(scored.explained_variance[i])),
-                l0=float(scored.l0[i]),
-                dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
-                loss_recovered=number(float(scored.loss_recovered[i])),
-                loss_spliced=float(scored.spliced[i]),
-                loss_ablated=float(scored.ablated[i]),
-            )
-            for i, (at, sae) in enumerate(saes.items())
-        ]
-        return cls(scored.n_tokens, scored.clean, scores)
+    ``hook_points`` has the `SAEScore` of each; ``loss_clean`` is the loss of the unchanged LM per
+    token, in nats.
+    """
+    scores = [
+        SAEScore(
+            hook_point=at.id,
+            kind=at.kind,
+            layer=at.layer,
+            n_features=sae.n_features,
+            explained_variance=number(float(scored.explained_variance[i])),
+            l0=float(scored.l0[i]),
+            dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
+            loss_recovered=number(float(scored.loss_recovered[i])),
+            loss_spliced=float(scored.spliced[i]),
+            loss_ablated=float(scored.ablated[i]),
+        )
+        for i, (at, sae) in enumerate(saes.items())
+    ]
+    return {
+        "n_held_out_tokens": scored.n_tokens,
+        "loss_clean": scored.clean,
+        "hook_points": [asdict(score) for score in scores],
+    }
 
 
 def sae_results(
-    scores: HeldOutScores | None, history: History, lm_name: str, values: Mapping[str, Any]
+    scores: Mapping[str, Any] | None, history: History, lm_name: str, values: Mapping[str, Any]
 ) -> Results:
     """Return the results of a run.
 
     Args:
-        scores: Scores on held-out texts; None without them.
+        scores: `held_out_scores`; None without held-out texts.
         history: Training curves, (step, value) pairs by tag; empty without training.
         lm_name: Name of the LM.
         values: Further values of ``results.json``, on the length of the training.
     """
-    name = short_name(lm_name)
     tables = []
     figures = []
     if scores is not None:
         table = Table.of(
             "hook_points",
-            scores.hook_points,
+            scores["hook_points"],
             SAEScore,
-            f"Scores of each SAE on {scores.n_held_out_tokens:,} held-out tokens.",
-            f"The LM's loss is {scores.loss_clean:.3f} nats per token; spliced and ablated are its "
-            "loss with the activations replaced by their reconstruction and by zeros, and loss "
+            f"Scores of each SAE on {scores['n_held_out_tokens']:,} held-out tokens.",
+            f"The LM's loss is {scores['loss_clean']:.3f} nats per token; spliced and ablated are "
+            "its loss with the activations replaced by their reconstruction and by zeros, and loss "
             "recovered is (ablated - spliced) / (ablated - clean).",
             headline=True,
         )
         means = table.frame[list(SCORES)].astype(float).mean()
-        values = {**asdict(scores), "mean": {key: number(means[key]) for key in SCORES}, **values}
+        values = {**scores, "mean": {key: number(means[key]) for key in SCORES}, **values}
         tables.append(table)
-        caption = "Scores of the SAEs on held-out texts by layer."
-        figures.append(Figure("quality", caption, partial(quality_figure, table, name)))
     if history:
-        draw = partial(training_curves, history, f"Training of {name}'s SAEs")
+        draw = partial(training_curves, history, f"Training of {short_name(lm_name)}'s SAEs")
         figures.append(Figure("training", "Training curves.", draw))
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
-
-
-def quality_figure(table: Table, lm: str) -> Drawing:
-    """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
-    points = table.frame.melt(["kind", "layer"], list(SCORES), "score")
-    return curves(
-        points.assign(
-            value=points["value"].astype(float),
-            kind=points["kind"].map(KIND_NAMES),
-            score=points["score"].map(dict(zip(table.keys, table.titles, strict=True))),
-        ),
-        "layer",
-        "value",
-        "kind",
-        "score",
-        title=f"Sparse autoencoders of {lm} by layer",
-        subtitle=table.caption.rstrip("."),
-        colours=_COLOURS,
-        labels=("layer", ""),
-        per_row=2,
-        each=lambda axes, *_: axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0])),
-    )

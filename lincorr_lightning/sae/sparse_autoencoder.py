@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal, NoReturn, get_args
@@ -28,16 +29,6 @@ TENSORS_FILE = "sparse_autoencoder.safetensors"
 _THRESHOLDED = ("jumprelu", "batchtopk")
 _ABOUT = ("format", "format_version", "hook_point", "versions")
 _SETTINGS = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
-_ARGUMENTS = (
-    "hook_point",
-    "encoder",
-    "decoder",
-    "encoder_bias",
-    "decoder_bias",
-    "threshold",
-    "score_scale",
-    *_SETTINGS,
-)
 _WAY_OUT = "Copy or download the SAE again, or pass another folder."
 
 read_config = partial(read_json, error=SparseAutoencoderError, way_out=_WAY_OUT)
@@ -217,7 +208,8 @@ class SparseAutoencoder(nn.Module):
 
     def replaced(self, **changes: Any) -> "SparseAutoencoder":
         """Return a new SAE with some arguments of the constructor changed."""
-        return SparseAutoencoder(**{name: getattr(self, name) for name in _ARGUMENTS} | changes)
+        names = signature(SparseAutoencoder).parameters
+        return SparseAutoencoder(**{name: getattr(self, name) for name in names} | changes)
 
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``sparse_autoencoder.safetensors``.

@@ -138,7 +138,7 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
             assert found == pytest.approx(expected, rel=1e-3, abs=1e-4), hook_point
         assert results["loss_clean"] == pytest.approx(clean, rel=1e-5)
     assert len((folder / "tables" / "hook_points.csv").read_text().splitlines()) == 7
-    assert {path.name for path in (folder / "figures").iterdir()} == {"quality.png", "training.png"}
+    assert {path.name for path in (folder / "figures").iterdir()} == {"training.png"}
     curves = [c for tag, c in module.history.items() if tag.startswith("explained_variance/")]
     assert len(curves) == 6
     assert all(curve[-1][1] > max(curve[0][1], 0.5) for curve in curves)

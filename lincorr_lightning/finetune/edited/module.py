@@ -13,12 +13,7 @@ from lincorr_lightning.errors import ConfigError, LincorrError, require, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.cases import CONTROLS, SIDES, concatenate, edit_domains
 from lincorr_lightning.finetune.edited.results import Reading, edited_results
-from lincorr_lightning.finetune.edits import (
-    ResolvedEdits,
-    nearness,
-    reference_mask,
-    taught_labels,
-)
+from lincorr_lightning.finetune.edits import ResolvedEdits, nearness, reference_mask, taught_labels
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
@@ -91,7 +86,6 @@ class EditedLM(LMStudy):
 
     @torch.inference_mode(False)  # in which weights that are read have no version
     def build_results(self) -> Results:
-        """Read the LM before, and then the edited LMs, one after the other."""
         dataset = getattr(self.trainer.test_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset) or not dataset.resolved.rows:
             raise ConfigError("EditedLM needs data.edits_file, the file of the LM's edits.")
