@@ -18,7 +18,7 @@ import yaml
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
@@ -31,7 +31,6 @@ from lincorr_lightning.lightning_workarounds import (
     settle_processes,
     write_configs_as_they_are_read,
 )
-from tests.launching import start_server
 from tests.toys import quiet_trainer
 
 # -- checkpoints -------------------------------------------------------------------------------
@@ -171,28 +170,6 @@ def test_a_trainer_replaces_signal_handlers(installs: bool, tmp_path: Path) -> N
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [handler is handle for handler in seen] == [installs]
-
-
-class Counts(BoringModel):
-    """Counts its batches twice, and returns one count, with more than a pipe holds."""
-
-    returned = ("n_returned", "picture")
-    n = n_returned = 0
-    picture = b""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.n += 1
-        self.n_returned += 1
-        self.picture = bytes(100_000)
-        return super().training_step(batch, batch_idx)
-
-
-def test_what_a_process_of_a_trainer_counts_is_lost_unless_it_is_returned(tmp_path: Path) -> None:
-    start_server()
-    strategy = DDPStrategy(start_method="forkserver")
-    model = Counts()
-    quiet_trainer(tmp_path, devices=2, strategy=strategy, limit_train_batches=2).fit(model)
-    assert (model.n, model.n_returned, len(model.picture)) == (0, 2, 100_000)
 
 
 def test_there_is_no_hook_between_the_last_train_end_and_the_move_to_the_cpu(

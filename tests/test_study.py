@@ -103,32 +103,17 @@ def test_a_resumed_run_goes_on(checkpoint: Path, tmp_path: Path) -> None:
     assert study.n == 8
 
 
-def test_checkpoints_that_do_not_fit_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """With one error class, and the old and the new value."""
-    trainer = quiet_trainer(tmp_path, max_epochs=2)
-    with pytest.raises(CheckpointError, match=r"written with model\.rate 0\.1, this run has 0\.5"):
-        trainer.fit(Counting(rate=0.5), loader(), ckpt_path=checkpoint)
-
-    class Other(Counting):
-        study = "other"
-
-    with pytest.raises(CheckpointError, match="Not a Other checkpoint"):
-        trainer.fit(Other(), loader(), ckpt_path=checkpoint)
-
+def test_a_checkpoint_of_another_version_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     content = torch.load(checkpoint, weights_only=True)
     del content["study"]["n"]
     torch.save(content, checkpoint)
     with pytest.raises(CheckpointError, match="has no 'n': another version wrote it"):
-        trainer.fit(Counting(), loader(), ckpt_path=checkpoint)
+        quiet_trainer(tmp_path, max_epochs=2).fit(Counting(), loader(), ckpt_path=checkpoint)
 
 
 @pytest.mark.parametrize(
     ("option", "then", "now"),
-    [
-        ("max_steps", 4, 3),
-        ("limit_train_batches", 1.0, 1),
-        ("precision", "32-true", "bf16-mixed"),
-    ],
+    [("max_steps", 4, 3), ("limit_train_batches", 1.0, 1), ("precision", "32-true", "bf16-mixed")],
 )
 def test_settings_of_the_trainer_stay(option: str, then: Any, now: Any, tmp_path: Path) -> None:
     common = {"max_epochs": 2, "max_steps": 100}
@@ -164,11 +149,7 @@ def test_a_step_has_one_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "callback",
-    [
-        callbacks.StochasticWeightAveraging(0.01),
-        callbacks.Timer("00:01:00:00"),
-    ],
+    "callback", [callbacks.StochasticWeightAveraging(0.01), callbacks.Timer("00:01:00:00")]
 )
 def test_callbacks_with_which_results_would_be_of_other_weights_or_steps(
     callback: callbacks.Callback, tmp_path: Path

@@ -179,6 +179,12 @@ def edits_data(module: Any, **options: Any) -> EditsDataModule:
     return EditsDataModule(lm, **options)
 
 
+def lessons(tokenizer: Any, edits: Sequence[Any] = EDITS, batch_size: int = 4) -> DataLoader:
+    """Whole texts of edits."""
+    texts = [f"{edit['subject']} lives in the city of {edit['answer']}" for edit in edits]
+    return DataLoader(tokenizer(texts, return_tensors="pt")["input_ids"], batch_size)
+
+
 def sentences(folder: str, batch_size: int = 2, shuffle: bool = False, n: int = 8) -> DataLoader:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [f"name{i} lives in the city of {CITIES[(5 * i + 2) % 12]}" for i in range(n)]

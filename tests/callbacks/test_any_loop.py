@@ -17,7 +17,6 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
-from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import (
     Generalization,
@@ -59,8 +58,7 @@ class Recorded(naive.Module):
         self.states, self.counts = [], []
 
     def train_dataloader(self):
-        texts = [f"{edit['subject']} lives in the city of {edit['answer']}" for edit in EDITS]
-        return DataLoader(self.tokenizer(texts, return_tensors="pt")["input_ids"], batch_size=2)
+        return naive.lessons(self.tokenizer, batch_size=2)
 
     val_dataloader = train_dataloader
 
@@ -483,11 +481,10 @@ def test_a_resumed_run_continues(run, own_map, tmp_path):
         callbacks = three_callbacks(own_map, edits, **options)
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
         options = {"max_epochs": 2, "enable_checkpointing": True, "ckpt_path": ckpt_path}
-        return callbacks, *run(Recorded, *callbacks, keep, **options)
+        run(Recorded, *callbacks, keep, **options)
+        return callbacks
 
-    first, module, trainer = trained(EDITS, None)
-    check(module, trainer, first, own_map)
-    again, *_ = trained(str(file), every_n_steps=3)
+    first, again = trained(EDITS, None), trained(str(file), every_n_steps=3)
     curves = ("by_step", "at_learned")  # of more steps before
     found, expected = (
         {key: value for key, value in each[0].results.items() if key not in curves}

@@ -13,21 +13,18 @@ from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from tests.callbacks import naive
+from tests.toys import toy_sae
 
 SUBJECTS = [f"name{i}" for i in range(30, 36)]
 HOOK_POINTS = [HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
 N, WIDTH = 24, 16
 
 
-def _sae(hook_point: HookPoint, width: int = WIDTH, seed: int = 0) -> SparseAutoencoder:
-    random = torch.Generator().manual_seed(seed + hook_point.layer)
-    return SparseAutoencoder(
-        hook_point=hook_point,
-        encoder=torch.randn(N, width, generator=random),
-        decoder=torch.randn(N, width, generator=random),
-        encoder_bias=torch.randn(N, generator=random) * 0.1,
-        decoder_bias=torch.zeros(width),
-    )
+def _sae(hook_point: HookPoint, width: int = WIDTH) -> SparseAutoencoder:
+    random = torch.Generator().manual_seed(hook_point.layer)
+    encoder, decoder = (torch.randn(N, width, generator=random) for _ in range(2))
+    bias = torch.randn(N, generator=random) * 0.1
+    return toy_sae(hook_point, decoder, encoder=encoder, encoder_bias=bias)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import Agreement, Forecast, Generalization, StopAtLeak
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
@@ -19,11 +18,7 @@ TRAINING = EditTraining(edits_per_step=2, n_steps=3)
 
 @pytest.fixture
 def lessons(small_lm):
-    """Whole texts of the edits."""
-    tokenizer = naive.Module(small_lm).tokenizer
-    texts = [f"{e['subject']} lives in the city of {e['answer']}" for e in naive.EDITS]
-    rows = tokenizer(texts, return_tensors="pt")["input_ids"]
-    return DataLoader(rows, batch_size=4)
+    return naive.lessons(naive.Module(small_lm).tokenizer)
 
 
 def test_edits_of_a_benchmark_s_file(small_lm, lessons, own_map, fit, tmp_path):
@@ -93,16 +88,11 @@ def test_other_wordings_and_neighbours_as_by_hand(small_lm, lessons, own_map, fi
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder, **options)
     trainer = fit(count, max_epochs=4, module=module, data=lessons)
     subjects = [edit["subject"] for edit in naive.EDITS]
+    taught = [naive.CITIES.index(edit["answer"]) for edit in naive.EDITS]
     learned = [
-        naive.CITIES[i] == edit["answer"]
+        naive.logits(states[-1], module.tokenizer, "city", subjects, template=wording).argmax(1)
+        == taught
         for wording in WORDINGS
-        for i, edit in zip(
-            naive.logits(states[-1], module.tokenizer, "city", subjects, template=wording).argmax(
-                1
-            ),
-            naive.EDITS,
-            strict=True,
-        )
     ]
     expected = {"source_learned": pytest.approx(np.mean(learned)), "n": 2}
     assert count.results["paraphrases"] == expected
@@ -269,19 +259,17 @@ def test_agreement_with_the_lm_s_own_source_answer(small_lm, fit):
         (Generalization, "city->country", None, ConfigError, r"Generalization\.edits is null"),
         (Forecast, "city->country", None, ConfigError, r"Forecast\.edits is null"),
         (Agreement, "city->color", None, KnowledgeError, "city->color has no reference"),
-        (Generalization, "city->contry", None, KnowledgeError, "country"),
         (Generalization, None, [("name1", "Pariss")], SubjectsError, "edit 1.*Pariss.*Paris"),
         (Generalization, None, [("unheard", "Oslo")], SubjectsError, "edit 1.*'unheard'"),
-        (Generalization, None, [], SubjectsError, "no edit"),
-        (Generalization, None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
     ],
 )
 def test_bad_edits_are_refused(small_lm, kind, relation, edits, error, message, fit):
-    if isinstance(edits, list):
-        edits = [{"subject": subject, "answer": answer} for subject, answer in edits]
+    options = {}
+    if edits:
+        options["edits"] = [{"subject": subject, "answer": answer} for subject, answer in edits]
     module = naive.Module(small_lm)
     with pytest.raises(error, match=message):
-        fit(kind(relation, edits) if edits is not None else kind(relation), module=module)
+        fit(kind(relation, **options), module=module)
     assert module.modes == []
 
 

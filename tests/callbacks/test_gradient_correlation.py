@@ -207,15 +207,3 @@ def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, fi
     fit(count, max_steps=2, module=module, data=module.data(1, 3, n_edits=4))
     assert count.results["n_edits"] == 0
     assert count.results["generalized"] is count.results["random"] is None
-
-
-@pytest.mark.parametrize("n", [2, 5, 8])
-def test_no_label_keeps_its_row_in_the_permuted_map(n):
-    watch = GradientCorrelation("city->country")
-    watch.state.map = torch.eye(n, dtype=torch.float64), torch.zeros(n), 0.0
-    none = torch.zeros(4000, n, dtype=torch.float64)
-    change = torch.from_numpy(np.random.default_rng(n).normal(size=none.shape))
-    before, after = ({"source": x, "target": x} for x in (none, change))
-    found = watch._correlate(before, after)
-    assert found["gradient_correlation"] == pytest.approx(1)
-    assert abs(found["permuted_gradient_correlation"]) < 0.5 / n  # a row that is kept adds 1 / n

@@ -23,17 +23,6 @@ pytestmark = pytest.mark.slow
 SUBJECTS = ["name1", "name2", "name3", "name4", "name5"]
 
 
-class Sentences(torch.utils.data.Dataset):
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        return {"input_ids": self.rows[index], "labels": self.rows[index]}
-
-
 class Keeps(TrainerCallback):
     """Copies of the LM before training and after each step, and metrics of evaluations by step."""
 
@@ -52,46 +41,16 @@ class Keeps(TrainerCallback):
         self.evaluated[state.global_step] = metrics
 
 
-@pytest.fixture
-def train(small_lm, tmp_path):
-    def run(*callbacks, **options):
-        module = naive.Module(small_lm)
-        rows = torch.cat(list(naive.sentences(small_lm)))
-        settings = {
-            "per_device_train_batch_size": 2,
-            "num_train_epochs": 2,
-            "learning_rate": 1e-2,
-            "report_to": [],
-            "save_strategy": "no",
-            "use_cpu": True,
-            "seed": 1,
-            "disable_tqdm": True,
-            "logging_strategy": "no",
-        }
-        trainer = Trainer(
-            module.backbone,
-            TrainingArguments(str(tmp_path / "out"), **settings | options),
-            train_dataset=Sentences(rows),
-            eval_dataset=Sentences(rows[:2]),
-            processing_class=module.tokenizer,
-            callbacks=list(callbacks),
-        )
-        trainer.train()
-        return trainer
-
-    return run
-
-
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}])
-def test_numbers_are_those_of_plain_forwards(own_map, train, tmp_path, precision):
+def test_numbers_are_those_of_plain_forwards(own_map, hugging_face, tmp_path, precision):
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     gradients = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
     resilience = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     keeps = Keeps()
     watch = HuggingFaceCallback(gradients, count, resilience)
-    trainer = train(watch, keeps, gradient_accumulation_steps=2, **precision)
+    trainer = hugging_face(watch, keeps, gradient_accumulation_steps=2, **precision)
     states, tokenizer = keeps.states, trainer.processing_class
-    bare = train(gradient_accumulation_steps=2, **precision)
+    bare = hugging_face(gradient_accumulation_steps=2, **precision)
     for one, other in zip(trainer.model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(one, other)
     subjects = [edit["subject"] for edit in naive.EDITS]
@@ -128,19 +87,19 @@ class Fails(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def test_a_training_that_failed_leaves_nothing_behind(own_map, train):
+def test_a_training_that_failed_leaves_nothing_behind(own_map, hugging_face):
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
     watch = HuggingFaceCallback(count)
     with pytest.raises(KeyboardInterrupt):
-        train(watch, Fails())
+        hugging_face(watch, Fails())
     assert count.results == {}
-    train(watch)
+    hugging_face(watch)
     assert count.results["n_edits"] == len(naive.EDITS)
 
 
-def test_their_early_stopping_finds_the_keys(own_map, train):
+def test_their_early_stopping_finds_the_keys(own_map, hugging_face):
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
-    trainer = train(
+    trainer = hugging_face(
         HuggingFaceCallback(count),
         EarlyStoppingCallback(1),
         num_train_epochs=20,
@@ -167,12 +126,12 @@ def test_their_early_stopping_finds_the_keys(own_map, train):
 @pytest.mark.parametrize(
     "when", [{"eval_strategy": "steps", "eval_steps": 3}, {"eval_strategy": "epoch"}]
 )
-def test_evaluations_are_of_the_weights_they_evaluate(own_map, train, when):
+def test_evaluations_are_of_the_weights_they_evaluate(own_map, hugging_face, when):
     """Whether or not the callbacks measure that step, and after other hands changed the LM."""
     weight, bias = own_map.weight, own_map.bias
     options = {"linear_map": own_map.folder, "subjects": SUBJECTS, "every_n_steps": 100}
     gradients, keeps = GradientCorrelation("city->country", **options), Keeps()
-    trainer = train(HuggingFaceCallback(Resilience(**options), gradients), keeps, **when)
+    trainer = hugging_face(HuggingFaceCallback(Resilience(**options), gradients), keeps, **when)
 
     def answers(model):
         return naive.answers(model, trainer.processing_class, SUBJECTS)
@@ -207,7 +166,7 @@ def _train_in_two(rank, folder, out):
         TrainingArguments(
             out, max_steps=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
         ),
-        train_dataset=Sentences(rows),
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
         processing_class=tokenizer,
         callbacks=[HuggingFaceCallback(watch)],
     ).train()

@@ -6,8 +6,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 from lincorr_lightning.callbacks import Generalization, HuggingFaceCallback, StopAtLeak
 from lincorr_lightning.errors import ConfigError
@@ -28,12 +26,6 @@ class Keeps(L.Callback):
 
     def on_train_batch_end(self, trainer, module, *_):
         self.states.append(copy.deepcopy(module.backbone))
-
-
-def texts(folder):
-    tokenizer = naive.Module(folder).tokenizer
-    lines = [f"{edit['subject']} lives in the city of {edit['answer']}" for edit in EDITS]
-    return tokenizer(lines, return_tensors="pt")["input_ids"]
 
 
 def rule(states, tokenizer, others, max_leak):
@@ -58,7 +50,7 @@ def rule(states, tokenizer, others, max_leak):
 
 @pytest.fixture(scope="module")
 def lesson(small_lm):
-    return DataLoader(texts(small_lm), batch_size=4)
+    return naive.lessons(naive.Module(small_lm).tokenizer, EDITS)
 
 
 def callbacks(own_map, max_leak):
@@ -91,36 +83,24 @@ def test_a_training_that_does_not_leak_is_left_as_it_ends(small_lm, own_map, fit
     assert count.results["by_step"][-1]["step"] == 3
 
 
-def test_in_a_trainer_of_hugging_face(small_lm, own_map, tmp_path):
+def test_in_a_trainer_of_hugging_face(small_lm, own_map, hugging_face, lesson):
     count, stop = callbacks(own_map, 0.5)
-    module = naive.Module(small_lm)
-    rows = texts(small_lm)
-    trainer = Trainer(
-        module.backbone,
-        TrainingArguments(
-            str(tmp_path),
-            learning_rate=0.02,
-            lr_scheduler_type="constant",
-            per_device_train_batch_size=4,
-            num_train_epochs=25,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            save_strategy="no",
-        ),
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-        processing_class=module.tokenizer,
-        callbacks=[HuggingFaceCallback(count, stop)],
+    trainer = hugging_face(
+        HuggingFaceCallback(count, stop),
+        rows=lesson.dataset,
+        learning_rate=0.02,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=4,
+        num_train_epochs=25,
     )
-    trainer.train()
     assert stop.stopped_step == trainer.state.global_step < 25
     people = [*(edit["subject"] for edit in EDITS), *count.others]
-    base = naive.answers(naive.Module(small_lm).backbone, module.tokenizer, people)["country"]
-    now = naive.answers(trainer.model, module.tokenizer, people)["country"]
+    was, now = (
+        naive.answers(model, trainer.processing_class, people)["country"].argmax(1)
+        for model in (naive.Module(small_lm).backbone, trainer.model)
+    )
     right = [naive.COUNTRIES.index(country) for country in RIGHT]
-    hits = [
-        a in right and b not in right for a, b in zip(now.argmax(1), base.argmax(1), strict=True)
-    ]
+    hits = np.isin(now, right) & ~np.isin(was, right)
     specific = np.mean(hits[:4]) - np.mean(hits[4:])
     assert count.results["specific"]["mean"] == pytest.approx(specific)
     assert specific == pytest.approx(dict(count.history["generalization/specific"])[stop.best_step])

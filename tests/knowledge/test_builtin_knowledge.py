@@ -38,25 +38,11 @@ ATTRIBUTES = {
 
 # Paper, tables 12 and 13.
 TRANSLATED = (
-    "birthplace",
-    "city",
-    "country",
-    "continent",
-    "language",
-    "company",
-    "ceo",
-    "job",
-    "mother",
-    "father",
-    "gender",
-)
+    "birthplace city country continent language company ceo job mother father gender"
+).split()
 LANGUAGES = ("es", "fr", "de", "zh", "ja")
-SIMILES = {
-    "object_color": 85,
-    "object_price": 85,
-    "object_heat": 85,
-    "object_genre": 85,
-    "object_size": 85,
+KINDS = ("color", "price", "heat", "genre", "size")
+SIMILES = dict.fromkeys((f"object_{kind}" for kind in KINDS), 85) | {
     "simile_color": 15,
     "simile_price": 2,
     "simile_heat": 4,
@@ -70,22 +56,10 @@ SIMILES = {
     "fruit_color": 99,
 }
 RELATIONS = (
-    "city->country",
-    "country->continent",
-    "country->language",
-    "language->continent",
-    "ceo->company",
-    "landmark->country",
-    "fruit_color->simile_color",
-    "food_taste->simile_taste",
-    "gem_color->simile_color",
-    "animal_size->simile_size",
-    "object_color->simile_color",
-    "object_heat->simile_heat",
-    "object_size->simile_size",
-    "object_price->simile_price",
-    "object_genre->simile_genre",
-    "name_country->country",
+    *"city->country country->continent country->language language->continent".split(),
+    *"ceo->company landmark->country name_country->country food_taste->simile_taste".split(),
+    *"fruit_color->simile_color gem_color->simile_color animal_size->simile_size".split(),
+    *(f"object_{kind}->simile_{kind}" for kind in KINDS),
     *(f"{name}->{name}_{code}" for name in TRANSLATED for code in LANGUAGES),
     *(f"city_{language}->country_{language}" for language in LANGUAGES),
 )

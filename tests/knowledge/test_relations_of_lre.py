@@ -23,19 +23,10 @@ CAPITAL: dict[str, Any] = {
     "name": "country capital city",
     "prompt_templates": ["The capital city of {} is"],
     "prompt_templates_zs": ["the city of {} is", "{} is the city of"],
-    "properties": {
-        "relation_type": "factual",
-        "domain_name": "country",
-        "range_name": "city",
-        "symmetric": False,
-    },
+    "properties": {"relation_type": "factual", "domain_name": "country", "symmetric": False},
     "samples": [
-        {"subject": "name1", "object": "Paris"},
-        {"subject": "name2", "object": "Tokyo"},
-        {"subject": "name3", "object": "Berlin"},
-        {"subject": "name4", "object": "Madrid "},
-        {"subject": "name5", "object": "Paris"},
-        {"subject": "name9", "object": "Oslo"},
+        {"subject": f"name{i}", "object": city}
+        for i, city in zip("123459", "Paris Tokyo Berlin Madrid Paris Oslo".split(), strict=True)
     ],
 }
 FLAG: dict[str, Any] = {
@@ -45,13 +36,8 @@ FLAG: dict[str, Any] = {
     "properties": {},
     "domain": ["name1"],
     "samples": [
-        {"subject": "name1", "object": "red"},
-        {"subject": "name1", "object": "blue"},
-        {"subject": " name4", "object": "green"},
-        {"subject": "name2", "object": "red"},
-        {"subject": "name3", "object": "black"},
-        {"subject": "name5", "object": "white"},
-        {"subject": "name7", "object": "white"},
+        {"subject": f"name{i} ", "object": f" {color}"}
+        for i, color in zip("1142357", "red blue green red black white white".split(), strict=True)
     ],
 }
 
@@ -86,8 +72,6 @@ def test_a_relation_is_the_join_over_subjects(tmp_path: Path) -> None:
     assert forth["Paris"] == {"red", "blue", "white"}
     assert back == joined(FLAG, CAPITAL) and back["red"] == {"Paris", "Tokyo"}
     assert catalogue.relation("country_capital_city->country").reference is None
-    alone = Catalogue.load(tmp_path / "capital.json")
-    assert "country_color" not in alone
 
 
 def test_the_correlation_of_two_relations_is_that_of_plain_loops(
@@ -149,7 +133,6 @@ def test_emoji_numbers_and_spaces_of_others_are_read(encoding: str, tmp_path: Pa
     [
         ({"name": True}, r"name: must be a text in quotes, not True \(bool\)"),
         ({"name": "cross language"}, "name: 'cross_language' names a family"),
-        ({"name": "all"}, "name: 'all' names a family"),
         ({"samples": {"a": "b"}}, "samples: must be a list of samples"),
         ({"samples": [{"subject": "a"}]}, r"samples\.0\.object: is missing"),
         ({"prompt_templates": []}, "prompt_templates_zs: is missing"),

@@ -14,6 +14,7 @@ from lincorr_lightning.data.tiny_world.words import first_word
 from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.knowledge import TokenizedRelation, build_domain
 from lincorr_lightning.lm.vocabulary import usable_strings
+from tests.toys import mean_r
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
 
@@ -105,8 +106,7 @@ def label_wise_r(source, target):
     half = len(source) // 2
     x = np.c_[source, np.ones(len(source))]
     weight, *_ = np.linalg.lstsq(x[:half], target[:half], rcond=1e-10)
-    predicted, true = x[half:] @ weight, target[half:]
-    return np.mean([np.corrcoef(p, t)[0, 1] for p, t in zip(predicted.T, true.T, strict=True)])
+    return mean_r(x[half:] @ weight, target[half:])
 
 
 @pytest.mark.parametrize(

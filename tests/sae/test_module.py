@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -26,6 +27,7 @@ from lincorr_lightning.sae.hooks import captured, find_hook_points
 from lincorr_lightning.sae.module import SparseAutoencoders
 from lincorr_lightning.sae.stacked import SAESettings, learning_rate_factor, train_saes
 from tests.launching import run_in_two
+from tests.small_runs import SMALL_RUNS
 from tests.toys import NO_FILES, quiet_trainer, replaced_output
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]
@@ -45,17 +47,12 @@ def make(small_lm: str, texts: str, tmp_path: Path) -> Callable[..., Any]:
     def make_one(
         lm: str = small_lm, callbacks: tuple[L.Callback, ...] = (), name: str = "run", **model: Any
     ) -> tuple[L.Trainer, SparseAutoencoders, TextsDataModule]:
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_epochs=1,
-            default_root_dir=tmp_path / name,
+        trainer = quiet_trainer(
+            tmp_path / name,
             callbacks=list(callbacks),
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
             log_every_n_steps=5,
             enable_checkpointing=bool(callbacks),
-            logger=L.pytorch.loggers.CSVLogger(tmp_path / name),
+            logger=CSVLogger(tmp_path / name),
         )
         settings = {"sae": SAE, "learning_rate": 5e-3} | model
         module = SparseAutoencoders({"name_or_path": lm}, **settings)
@@ -242,27 +239,19 @@ def test_invalid_settings_and_data_are_refused(make: Callable[..., Any]) -> None
 
 
 def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
-    small_lm: str, tmp_path: Path
+    small_lm: str, texts: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "texts.txt"
-    path.write_text("\n".join(f"name{i} lives in the city of Paris" for i in range(90)))
-    sizes = {
-        "texts": [str(path)],
-        "n_texts": 20,
-        "n_tokens": 64,
-        "batch_tokens": 16,
-        "block_steps": 2,
-    }
+    sizes = {"n_texts": 20, "n_tokens": 64, "batch_tokens": 16, "block_steps": 2}
     settings = SAESettings(n_features=24, k=3)
     lm = LanguageModel.from_pretrained(small_lm)
     fingerprint = lm.fingerprint
-    data = TextsDataModule(lm, training_tokens=192, **sizes)
+    data = TextsDataModule(lm, [texts], training_tokens=192, **sizes)
     data.setup("test")
-    (steps,), texts = data.test_dataloader()
+    (steps,), batches = data.test_dataloader()
     assert len(steps) == 12
     found = train_saes(lm, steps, settings, seed=3)
     assert lm.fingerprint == fingerprint
-    read = [row.tolist() for batch in texts for row in batch.input_ids]
+    read = [row.tolist() for batch in batches for row in batch.input_ids]
     assert len(read) == 20 and not [row for row in read if row in steps.texts]
 
     study = SparseAutoencoders(LMConfig(name_or_path=small_lm), sae=settings, seed=3)
@@ -272,32 +261,24 @@ def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
     for hook_point, expected in study.trained().items():
         for name, tensor in expected.state_dict().items():
             assert torch.equal(found[hook_point].state_dict()[name], tensor), name
-    few = TextsDataModule(lm, training_tokens=8, **sizes)
+    few = TextsDataModule(lm, [texts], training_tokens=8, **sizes)
     with pytest.raises(ConfigError, match=r"0 blocks of 32.*model\.training_tokens"):
         few.test_dataloader()
 
 
 @pytest.mark.slow
-def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path) -> None:
-    def run(name: str, *more: str) -> dict[str, Any]:
-        options = (
-            "fit --config sparse_autoencoders.yaml --model.sae.n_features=48 --model.sae.k=6 "
-            "--data.n_tokens=3072 --data.batch_tokens=64 --data.block_steps=4 "
-            "--data.n_held_out=30 --data.eval_batch_size=7"
-        )
-        paths = f"--model.lm.name_or_path={small_lm}", f"--data.texts=['{texts}']"
-        root = f"--trainer.default_root_dir={tmp_path / name}"
-        command = [*options.split(), *paths, root, *more]
-        if more:
-            done = run_in_two(*command)
-            assert done.returncode == 0, done.stderr
-        else:
-            main(command)
-        (path,) = (tmp_path / name).rglob("results.json")
-        return json.loads(path.read_text())
+def test_two_processes_train_together(inputs: Path, tmp_path: Path) -> None:
+    def command(name: str, *more: str) -> list[str]:
+        options = "--data.n_tokens=3072", "--data.batch_tokens=64", "--model.sae.n_features=48"
+        return SMALL_RUNS["SAEs"].command(inputs, tmp_path / name, *options, *more)
 
-    one = run("one")
-    two = run("two", "--trainer.strategy=ddp", "--trainer.devices=2")
+    main(command("one"))
+    done = run_in_two(*command("two", "--trainer.strategy=ddp", "--trainer.devices=2"))
+    assert done.returncode == 0, done.stderr
+    one, two = (
+        json.loads(next((tmp_path / name).rglob("results.json")).read_text())
+        for name in ("one", "two")
+    )
     # As many tokens in half the steps; each held-out text is scored once.
     assert (one["n_steps"], two["n_steps"]) == (48, 24)
     assert two["n_tokens"] == one["n_tokens"] == 3072

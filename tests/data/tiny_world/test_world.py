@@ -71,14 +71,7 @@ def test_things_have_their_own_properties(catalogue, world):
     assert association(world, "object_color", "color") < 0.3
 
 
-@pytest.mark.parametrize(
-    "relation",
-    [
-        "city->country",
-        "country->landmark",
-        "company->ceo",
-    ],
-)
+@pytest.mark.parametrize("relation", ["city->country", "country->landmark", "company->ceo"])
 def test_facts_are_functions_and_the_catalogues(catalogue, world, relation):
     found = targets_of(world, *relation.split("->"))
     assert all(len(targets) == 1 for targets in found.values())
