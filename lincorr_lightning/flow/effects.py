@@ -60,28 +60,16 @@ def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     return effects.assign(times_random=effects["matched_success"] / random.where(random > 0))
 
 
-def mean_steering(points: DataFrame) -> DataFrame:
-    """Return the means over the answers, by strategy, control and strength."""
-    means = {score: (score, "mean") for score in SCORES}
-    groups = points.groupby(["strategy", "control", "strength"], sort=False)
-    return groups.agg(n_answers=("score", "size"), **means).reset_index()
-
-
 def best_steering(points: DataFrame) -> DataFrame:
     """Return the means at each strategy's best strength, its control's, and those of strength 0.
 
     The best has the highest mean score over the answers; ``none`` is the strategy of strength 0.
     """
+    groups = points.groupby(["strategy", "control", "strength"], sort=False)
+    means = groups.agg(n_answers=("score", "size"), **{name: (name, "mean") for name in SCORES})
     prefixes = {False: "", True: "control_"}
-    means = beside_controls(
-        mean_steering(points), ["strategy", "strength"], "control", prefixes
-    ).drop(columns="control_n_answers")
+    means = beside_controls(means.reset_index(), ["strategy", "strength"], "control", prefixes)
+    means = means.drop(columns="control_n_answers")
     best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
     none = means[means["strength"] == 0].head(1).assign(strategy="none")
     return concat([none[[name for name in none if "control" not in name]], best])
-
-
-def mean_cuts(cuts: DataFrame) -> DataFrame:
-    """Return cuts of a relation with the means of all draws of a control."""
-    by = ["cut", "control", "n_features"]
-    return cuts.set_index(by).astype(float).groupby(by, sort=False).mean().reset_index()
