@@ -28,27 +28,22 @@ def beside_controls(
     return changed.join(control).reset_index()
 
 
-def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Return the means of the effects over the cases of rows that are equal in some columns."""
-    effects = cuts[[*EFFECTS]].astype(float)
-    weights = effects.notna().mul(cuts["n"], axis=0)
-    keys = [cuts[name] for name in by]
-    sums, totals, n = (
-        frame.groupby(keys, sort=False).sum() for frame in (effects * weights, weights, cuts["n"])
-    )
-    return (sums / totals).assign(n=n).reset_index()
-
-
 def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
-    """Return the mean effects at the lowest r, where 0 removes, beside those of random controls.
+    """Return mean effects over cases at the lowest r, where 0 removes, beside random controls.
 
     A row per combination of values in the columns `by` of `CutEffect` has r, the number n of cases,
     ``matched_success``, ``random_success`` and so on.
     """
     every = cuts[cuts["sources"] == "all"]
     lowest = every[every["r"] == every["r"].min()]
-    prefixes = {"matched": "matched_", "random": "random_"}
-    both = beside_controls(case_means(lowest, [*by, "cut"]), by, "cut", prefixes)
+    effects = lowest[[*EFFECTS]].astype(float)
+    weights = effects.notna().mul(lowest["n"], axis=0)
+    keys = [lowest[name] for name in (*by, "cut")]
+    sums, totals, n = (
+        frame.groupby(keys, sort=False).sum() for frame in (effects * weights, weights, lowest["n"])
+    )
+    means = (sums / totals).assign(n=n).reset_index()
+    both = beside_controls(means, by, "cut", {"matched": "matched_", "random": "random_"})
     both = both.rename(columns={"matched_n": "n"}).drop(columns="random_n")
     return both.assign(r=lowest["r"].min())
 

@@ -64,8 +64,7 @@ def feature_flow_results(
     best = best_steering(points.frame)
     tables = [
         _groups_table(groups),
-        _summary_table("summary", ["method"], "Features", by_method),
-        _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
+        _summary_table(by_method),
         effects,
         *(() if relation is None else _relation_tables(relation)),
         _steering_table(best, points),
@@ -152,12 +151,12 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFrame) -> Table:
+def _summary_table(effects: DataFrame) -> Table:
     return Table(
-        f"deactivation_{name}",
-        effects[[*by, *_SUMMARY]],
-        f"{features} switched off when their predecessors are rescaled by r.",
-        headline=len(by) == 1,
+        "deactivation_summary",
+        effects[["method", *_SUMMARY]],
+        "Features switched off when their predecessors are rescaled by r.",
+        headline=True,
         headings={key: heading for key, (heading, _) in _SUMMARY.items()},
         formats={key: form for key, (_, form) in _SUMMARY.items()},
     )

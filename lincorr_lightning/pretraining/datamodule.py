@@ -176,8 +176,7 @@ class CorpusDataModule(StudyData):
         super().__init__()
         self.save_hyperparameters()
         require("data.full_loss_fraction", full_loss_fraction, at_least=0, at_most=1)
-        require("data.batch_size", batch_size, at_least=1)
-        require("data.second_home_repeats", second_home_repeats, at_least=1)
+        self.require_at_least(batch_size=1, second_home_repeats=1)
         for name, n in (repeats or {}).items():
             require(f"data.repeats.{name}", n, at_least=1)
         self.world_config = as_settings(WorldConfig, world or WorldConfig())

@@ -194,7 +194,6 @@ def test_tables_hold_the_measurements(results: Results) -> None:
     assert results.table("deactivation_summary").texts() == [
         ["top-1", "0.00", "40", "42.5%", "7.5%", "5.7", "10.0%"]
     ]
-    assert len(results.table("deactivation_layers")) == 2
     assert len(results.table("deactivation")) == len(CUTS)
     assert len(results.table("steering")) == len(POINTS)
     (pair,) = results.table("group_pairs").texts()
