@@ -134,8 +134,9 @@ def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> dict[str, A
     values: dict[str, Any] = {"shuffle": int(level)}
     values |= {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
     at_level = means[means["shuffle"] == level]
-    for (name, setting), rows in at_level.groupby(["observable", "setting"], sort=False):
-        by_layer = [number(mean) for mean in rows["mean"]]
+    for key in profiles.layers.columns[3:]:
+        by_layer = [number(mean) for mean in at_level["mean"][at_level["key"] == key]]
+        name, _, setting = key.partition(" ")
         if setting:
             values.setdefault(name, {})[setting.partition("=")[2]] = by_layer
         else:

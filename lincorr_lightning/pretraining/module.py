@@ -21,7 +21,7 @@ from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import Study, as_settings
 
 if TYPE_CHECKING:
@@ -66,15 +66,6 @@ class LlamaSize:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             require(f"model.size.{name}", value, above=0)
-
-
-@dataclass(frozen=True)
-class Recall:
-    """Recall of a kind of knowledge."""
-
-    knowledge: str
-    recall: float = column(format=".1%")
-    n_prompts: int = column("prompts", ",")
 
 
 class Pretraining(Study):
@@ -214,9 +205,12 @@ class Pretraining(Study):
         n_prompts = Counter(statement.knowledge.name for statement in self.corpus.stated)
         recall = Table.of(
             "recall",
-            [Recall(name, value, n_prompts[name]) for name, value in self._recall.items()],
-            caption="Share of the stated facts that the LM recalls, over the whole vocabulary",
+            [(name, value, n_prompts[name]) for name, value in self._recall.items()],
+            ["knowledge", "recall", "n_prompts"],
+            "Share of the stated facts that the LM recalls, over the whole vocabulary",
             headline=True,
+            headings={"n_prompts": "prompts"},
+            formats={"recall": ".1%", "n_prompts": ","},
         )
         results = Results(
             self.study,
@@ -302,14 +296,13 @@ def one_cycle(step: int, n_steps: int, warmup: float) -> float:
 
     `warmup` is the share of the steps before the highest learning rate.
     """
-    last = n_steps - 1
     top = warmup * n_steps - 1
     if step <= top:
         start, end = 1 / 25, 1.0
         progress = step / max(top, 1e-9)
     else:
         start, end = 1.0, 1 / 250_000
-        progress = min((step - top) / max(last - top, 1e-9), 1.0)
+        progress = min((step - top) / max(n_steps - 1 - top, 1e-9), 1.0)
     return end + (start - end) / 2 * (1 + math.cos(math.pi * progress))
 
 
