@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -160,29 +160,11 @@ class FeatureMovement(PeriodicCallback):
                 }
                 prefix = f"{self.name.replace(self.study, 'features')}/{point}/{side}"
                 scalars |= {f"{prefix}/{name}": value for name, value in values.items()}
-                top = self._top(point, side, means)
-                self.state.moved += top
-                kept = ("rank", "feature", *means)
-                rows = [{name: row[name] for name in kept} for row in top]
-                self.state.values.setdefault(point, {})[side] = {**values, "top": rows}
+                top = _most_moved(point, means)
+                about = {"step": step, "hook_point": point, "prompt": side}
+                self.state.moved += [about | row for row in top]
+                self.state.values.setdefault(point, {})[side] = {**values, "top": top}
         self.log_scalars(scalars)
-
-    def _top(self, point: str, side: str, means: dict[str, Tensor]) -> list[dict[str, Any]]:
-        order = means["change"].argsort(descending=True, stable=True)[:_N_TOP].tolist()
-        return [
-            asdict(
-                MovedFeature(
-                    self.run.step,
-                    point,
-                    side,
-                    rank,
-                    f"{point}.{i}",
-                    **{name: float(values[i]) for name, values in means.items()},
-                )
-            )
-            for rank, i in enumerate(order, 1)
-            if means["change"][i] > 0
-        ]
 
     def finish(self) -> Results:
         """Return the movement after training, with a table of the features that moved most."""
@@ -195,3 +177,12 @@ class FeatureMovement(PeriodicCallback):
             "became active, became inactive: share of the prompts",
         )
         return Results(self.name, self.state.values, tables=[table])
+
+
+def _most_moved(point: str, means: dict[str, Tensor]) -> list[dict[str, Any]]:
+    order = means["change"].argsort(descending=True, stable=True)[:_N_TOP].tolist()
+    return [
+        {"rank": rank, "feature": f"{point}.{i}"} | {name: float(x[i]) for name, x in means.items()}
+        for rank, i in enumerate(order, 1)
+        if means["change"][i] > 0
+    ]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +10,7 @@ from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.data.texts import TokenBatch, read_prompts
 from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
-from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
 
 
@@ -21,7 +20,7 @@ class TokenGeometryMonitor(PeriodicCallback):
     Intrinsic dimension, overlap of neighborhoods with the next layer, cosine similarities and
     neighbor angles (Viswanathan et al., 2025, arXiv 2501.10573), as means over the texts. Logs
     ``token_geometry/<observable>/layer_<n>``, ``token_geometry/loss`` and
-    ``token_geometry/entropy``; a curve by layer over the steps is drawn at the end.
+    ``token_geometry/entropy``; ``tables/token_geometry.csv`` has them by layer and step.
 
     If several edits are trained side by side, each in an adapter, the first adapter is evaluated.
 
@@ -77,9 +76,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         self.log_scalars({f"{self.name}/{key}": value for key, value in _means(observed).items()})
 
     def finish(self) -> Results:
-        # Imported here: it takes matplotlib.
-        from lincorr_lightning.results.plots import training_curves
-
         self.measure_once()
         history = {key.removeprefix(f"{self.name}/"): curve for key, curve in self.history.items()}
         values = {
@@ -93,11 +89,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         caption = f"Token geometry by layer and step, means over {texts}"
         columns = ["observable", "layer", "step", "mean"]
         table = Table.of(self.name, rows, columns, caption, formats={"mean": ".3g"})
-        draw = partial(
-            training_curves, history, "Token geometry in training", f"means over {texts}"
-        )
-        figure = Figure(self.name, caption, draw)
-        return Results(self.name, values, tables=[table], figures=[figure])
+        return Results(self.name, values, tables=[table])
 
 
 def _means(observed: Sequence[PromptGeometry]) -> dict[str, float]:

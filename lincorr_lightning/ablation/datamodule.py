@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -119,12 +119,6 @@ class PairedCorpus:
         self.new_tokens = [
             sorted(set().union(*_subject_tokens(subjects, labels, tokenizer))) for subjects in new
         ]
-
-    @property
-    def contents(self) -> list[Any]:
-        """All texts and answers, for checkpoints."""
-        tokens = [[(m.source_tokens, m.target_tokens) for m in row] for row in self.mapped]
-        return [self.texts, self.token_ids, tokens]
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -264,8 +258,9 @@ class PairedTextsDataModule(StudyData):
             sample_texts(labels, tokenizer, settings["n_paired"], settings["n_new"], seed)
             for seed in plan.seeds
         ]
-        self.corpus = PairedCorpus(labels, texts, plan, tokenizer)
-        self.keep_contents(texts=self.corpus.contents)
+        corpus = self.corpus = PairedCorpus(labels, texts, plan, tokenizer)
+        tokens = [[(m.source_tokens, m.target_tokens) for m in row] for row in corpus.mapped]
+        self.keep_contents(texts=[corpus.texts, corpus.token_ids, tokens])
 
     def train_dataloader(self) -> ResumableLoader:
         assert self.corpus is not None, "setup makes the texts"

@@ -62,7 +62,7 @@ def predecessors_by_method(
     return {
         "top-1": {at: indices[:, :1] for at, indices in best.items()},
         "top-5": best,
-        "one-to-one": {at: assign_features(targets, matcher.decoder(at)).indices for at in best},
+        "one-to-one": {at: assign_features(targets, matcher.decoder(at)) for at in best},
     }
 
 

@@ -28,27 +28,22 @@ def beside_controls(
     return changed.join(control).reset_index()
 
 
-def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Return the means of the effects over the cases of rows that are equal in some columns."""
-    effects = cuts[[*EFFECTS]].astype(float)
-    weights = effects.notna().mul(cuts["n"], axis=0)
-    keys = [cuts[name] for name in by]
-    sums, totals, n = (
-        frame.groupby(keys, sort=False).sum() for frame in (effects * weights, weights, cuts["n"])
-    )
-    return (sums / totals).assign(n=n).reset_index()
-
-
 def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
-    """Return the mean effects at the lowest r, where 0 removes, beside those of random controls.
+    """Return mean effects over cases at the lowest r, where 0 removes, beside random controls.
 
     A row per combination of values in the columns `by` of `CutEffect` has r, the number n of cases,
     ``matched_success``, ``random_success`` and so on.
     """
     every = cuts[cuts["sources"] == "all"]
     lowest = every[every["r"] == every["r"].min()]
-    prefixes = {"matched": "matched_", "random": "random_"}
-    both = beside_controls(case_means(lowest, [*by, "cut"]), by, "cut", prefixes)
+    effects = lowest[[*EFFECTS]].astype(float)
+    weights = effects.notna().mul(lowest["n"], axis=0)
+    keys = [lowest[name] for name in (*by, "cut")]
+    sums, totals, n = (
+        frame.groupby(keys, sort=False).sum() for frame in (effects * weights, weights, lowest["n"])
+    )
+    means = (sums / totals).assign(n=n).reset_index()
+    both = beside_controls(means, by, "cut", {"matched": "matched_", "random": "random_"})
     both = both.rename(columns={"matched_n": "n"}).drop(columns="random_n")
     return both.assign(r=lowest["r"].min())
 
@@ -60,28 +55,16 @@ def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     return effects.assign(times_random=effects["matched_success"] / random.where(random > 0))
 
 
-def mean_steering(points: DataFrame) -> DataFrame:
-    """Return the means over the answers, by strategy, control and strength."""
-    means = {score: (score, "mean") for score in SCORES}
-    groups = points.groupby(["strategy", "control", "strength"], sort=False)
-    return groups.agg(n_answers=("score", "size"), **means).reset_index()
-
-
 def best_steering(points: DataFrame) -> DataFrame:
     """Return the means at each strategy's best strength, its control's, and those of strength 0.
 
     The best has the highest mean score over the answers; ``none`` is the strategy of strength 0.
     """
+    groups = points.groupby(["strategy", "control", "strength"], sort=False)
+    means = groups.agg(n_answers=("score", "size"), **{name: (name, "mean") for name in SCORES})
     prefixes = {False: "", True: "control_"}
-    means = beside_controls(
-        mean_steering(points), ["strategy", "strength"], "control", prefixes
-    ).drop(columns="control_n_answers")
+    means = beside_controls(means.reset_index(), ["strategy", "strength"], "control", prefixes)
+    means = means.drop(columns="control_n_answers")
     best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
     none = means[means["strength"] == 0].head(1).assign(strategy="none")
     return concat([none[[name for name in none if "control" not in name]], best])
-
-
-def mean_cuts(cuts: DataFrame) -> DataFrame:
-    """Return cuts of a relation with the means of all draws of a control."""
-    by = ["cut", "control", "n_features"]
-    return cuts.set_index(by).astype(float).groupby(by, sort=False).mean().reset_index()

@@ -1,43 +1,20 @@
 """Figures of the feature-flow study, after those of Laptev et al., 2025 (arXiv 2502.03032)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from lincorr_lightning.errors import listed
-from lincorr_lightning.flow.effects import compare_cuts, mean_cuts, mean_steering
+from lincorr_lightning.flow.effects import compare_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, FlowGraph
-from lincorr_lightning.flow.relation import N_CONTROLS, RelationCut
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
-from lincorr_lightning.results.table import columns_of, short_name
+from lincorr_lightning.results.table import short_name
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 
 _KIND_COLOURS: dict[HookKind, str] = {"residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN}
-_GROUP_COLOURS = ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444")
 _STEP = 1.7  # distance of boxes, in inches
 _ROW = 0.95  # height of a row of boxes, in inches
-
-
-def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> Figure:
-    """Draw the share of each group by layer (figures 5, 12, 18)."""
-    shares = groups.rename(columns=GROUP_NAMES).melt("layer", list(GROUP_NAMES.values()), "group")
-    return plots.curves(
-        shares[shares.groupby("group")["value"].transform("any")],
-        "layer",
-        "value",
-        "group",
-        title=f"Where features of {short_name(lm)} come from",
-        subtitle=f"share of all activations on {n_tokens:,} tokens, by the hook points at which "
-        "the most similar feature is active at the same token",
-        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)),
-        percent=True,
-        labels=("layer of the residual stream", "share of activations"),
-        size=(7.0, 3.2),
-    )
 
 
 def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
@@ -60,67 +37,6 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
         "random: as many other features active there",
         marks={"random_success": "random control"},
         label="switched off",
-    )
-
-
-def steering_figure(points: DataFrame, lm: str) -> Figure:
-    """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
-    titles = {
-        "behaviour": "probability of the answer",
-        "coherence": "perplexity of other texts, before / after",
-        "score": "their product",
-        "named": "share of written texts that name the answer",
-    }
-    labels = list(dict.fromkeys(points["label"]))
-    means = mean_steering(points).rename(columns=titles)
-    rows = means.melt(["strategy", "control", "strength"], [*titles.values()], "measure", "value")
-
-    def unsteered(axes: Axes, measure: Any, panel: DataFrame) -> None:
-        for value in panel[panel["strength"] == 0]["value"].head(1):
-            axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
-        axes.set_ylim(-0.02, 1.04)
-
-    return plots.curves(
-        rows,
-        "strength",
-        "value",
-        "strategy",
-        "measure",
-        "control",
-        title=f"Steering {short_name(lm)} along the flow",
-        subtitle=f"towards {listed(labels, most=6)}; mean over {len(labels)} answers; dashed "
-        "line: without steering; dotted: as much of other features",
-        colours={"single": GREY},
-        labels=("strength (in typical activations)", ""),
-        each=unsteered,
-        per_row=2,
-    )
-
-
-def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Figure:
-    """Draw the scores of a relation with and without the features that its answers share."""
-    cuts = mean_cuts(cuts)
-    titles = {
-        "none": "nothing removed",
-        "carriers": "carriers of both answers",
-        "flow": "where both flows meet",
-    }
-    removed = cuts["cut"].map(titles) + cuts["n_features"].map(" ({})".format)
-    removed = removed.where(~cuts["control"], "control of " + cuts["cut"].map(titles))
-    _, headings, _ = columns_of(RelationCut)
-    scores = {key: headings[key] for key in ("fixed", "target_only", "refitted", "recall")}
-    rows = cuts.assign(removed=removed).rename(columns=scores)
-    return plots.bars(
-        rows.melt(["removed"], list(scores.values()), "score", "value").dropna(),
-        "score",
-        "value",
-        "removed",
-        title=f"{name} with features removed: {short_name(lm)}",
-        subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
-        f"points, as many and about as often active, means of {N_CONTROLS} draws",
-        colours=dict(zip(removed, (INK, BLUE, "#9CCBE6", ORANGE, "#F0BC96"), strict=False)),
-        percent=False,
-        label="r, or share of answers",
     )
 
 

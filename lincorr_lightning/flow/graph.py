@@ -71,24 +71,20 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
 
 
 @torch.no_grad()
-def assign_features(targets: Tensor, sources: Tensor) -> Matches:
+def assign_features(targets: Tensor, sources: Tensor) -> Tensor:
     """Match features one to one with the highest sum of cosines ("SAE Match", arXiv 2410.07656).
 
-    Both are decoders, ``(n_features, width)``. A target has at most one source, and a source at
-    most one target. All cosines are held in float64: 2 GiB for 16k features against 16k.
+    Both are decoders, ``(n_features, width)``. Returns the source of each target, ``(n_targets,
+    1)``; -1 is none. All cosines are held in float64: 2 GiB for 16k features against 16k.
     """
     target_kept = targets.float().norm(dim=1).nonzero()[:, 0]
     source_kept = sources.float().norm(dim=1).nonzero()[:, 0]
     cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
     both = cosines.double().cpu().numpy()
     rows, columns = scipy.optimize.linear_sum_assignment(both, maximize=True)
-    matches = Matches(
-        targets.new_full((len(targets), 1), -1, dtype=torch.int64),
-        targets.new_full((len(targets), 1), torch.nan, dtype=torch.float32),
-    )
-    matches.indices[target_kept[rows], 0] = source_kept[columns]
-    matches.cosines[target_kept[rows], 0] = cosines[rows, columns].clamp(-1, 1)
-    return matches
+    indices = targets.new_full((len(targets), 1), -1, dtype=torch.int64)
+    indices[target_kept[rows], 0] = source_kept[columns]
+    return indices
 
 
 @dataclass(frozen=True, order=True)

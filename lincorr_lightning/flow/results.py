@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from pandas import DataFrame
 
 from lincorr_lightning.flow import figures
 from lincorr_lightning.flow.deactivation import CutEffect
-from lincorr_lightning.flow.effects import SCORES, best_steering, mean_cuts, summarize_cuts
+from lincorr_lightning.flow.effects import SCORES, best_steering, summarize_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, FlowGraph
 from lincorr_lightning.flow.relation import RelationCut, RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint
@@ -26,7 +25,7 @@ from lincorr_lightning.flow.text_statistics import (
 )
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, number
 from lincorr_lightning.sae.hook_points import KINDS
 
 Flows = Mapping[str, Sequence[FlowGraph]]
@@ -44,10 +43,10 @@ _SUMMARY = {
 
 def feature_flow_results(
     statistics: TextStatistics,
-    cuts: Sequence[CutEffect] = (),
-    steering: Sequence[SteeringPoint] = (),
-    relation: RelationFlow | None = None,
-    flows: Flows = MappingProxyType({}),
+    cuts: Sequence[CutEffect],
+    steering: Sequence[SteeringPoint],
+    relation: RelationFlow | None,
+    flows: Flows,
 ) -> Results:
     """Build the results of the study from all that it measured."""
     groups = [layer.summarize() for layer in statistics.groups.values()]
@@ -65,8 +64,7 @@ def feature_flow_results(
     best = best_steering(points.frame)
     tables = [
         _groups_table(groups),
-        _summary_table("summary", ["method"], "Features", by_method),
-        _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
+        _summary_table(by_method),
         effects,
         *(() if relation is None else _relation_tables(relation)),
         _steering_table(best, points),
@@ -77,8 +75,12 @@ def feature_flow_results(
             "cosine_tests", tests, CosineTest, "Cosines to predecessors, of two groups' features."
         ),
     ]
-    frames = {table.name: table.frame for table in tables}
     lm = statistics.lm.config.name_or_path
+    drawn = []
+    if len(effects):
+        caption = "Features switched off with their predecessors."
+        draw = partial(figures.deactivation_figure, effects.frame, lm)
+        drawn.append(Figure("deactivation", caption, draw))
     values = {
         "n_texts": statistics.n_texts,
         "n_tokens": statistics.n_tokens,
@@ -93,12 +95,9 @@ def feature_flow_results(
     return Results(
         "feature_flow",
         values,
-        _scalars(values, frames.get("relation_cuts")),
+        _scalars(values),
         tables=[table for table in tables if len(table)],
-        figures=[
-            *_figures(frames, statistics.n_tokens, relation, lm),
-            *_flow_figures(flows, statistics, lm),
-        ],
+        figures=[*drawn, *_flow_figures(flows, statistics, lm)],
     )
 
 
@@ -110,7 +109,7 @@ def _by_key(frame: DataFrame, key: str) -> dict[str, dict[str, Any]]:
     return {row.pop(key): row for row in _records(frame)}
 
 
-def _scalars(values: Mapping[str, Any], cuts: DataFrame | None) -> dict[str, float]:
+def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
     scalars = {
         f"auroc/{kind}/layer_{layer['layer']}": auroc
         for layer in values["groups"]
@@ -123,10 +122,12 @@ def _scalars(values: Mapping[str, Any], cuts: DataFrame | None) -> dict[str, flo
         for name in ("strength", *SCORES):
             scalars[f"steering/{strategy}/{name}"] = best[name]
     keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted"}
-    for cut in [] if cuts is None else _records(mean_cuts(cuts)):
-        name = f"{cut['cut']}_control" if cut["control"] else cut["cut"]
-        for key, field in {**keys, "recall": "recall"}.items():
-            scalars[f"relation/{key}/{name}"] = cut[field]
+    if values["relation"]:
+        cuts = DataFrame(values["relation"]["cuts"])
+        for (cut, control), draws in cuts.groupby(["cut", "control"], sort=False):
+            name = f"{cut}_control" if control else cut
+            for key, field in {**keys, "recall": "recall"}.items():
+                scalars[f"relation/{key}/{name}"] = number(draws[field].astype(float).mean())
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -150,12 +151,12 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFrame) -> Table:
+def _summary_table(effects: DataFrame) -> Table:
     return Table(
-        f"deactivation_{name}",
-        effects[[*by, *_SUMMARY]],
-        f"{features} switched off when their predecessors are rescaled by r.",
-        headline=len(by) == 1,
+        "deactivation_summary",
+        effects[["method", *_SUMMARY]],
+        "Features switched off when their predecessors are rescaled by r.",
+        headline=True,
         headings={key: heading for key, (heading, _) in _SUMMARY.items()},
         formats={key: form for key, (_, form) in _SUMMARY.items()},
     )
@@ -251,28 +252,6 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
         pairs,
         caption="Features that carry both answers of a pair, and features in the flow of both.",
     )
-
-
-def _figures(
-    frames: Mapping[str, DataFrame], n_tokens: int, relation: RelationFlow | None, lm: str
-) -> Iterable[Figure]:
-    if len(frames["groups"]):
-        caption = "Share of activations by the predecessors that are active, too."
-        draw = partial(figures.groups_figure, frames["groups"], lm, n_tokens)
-        yield Figure("groups", caption, draw)
-    if len(cuts := frames["deactivation"]):
-        caption = "Features switched off with their predecessors."
-        yield Figure("deactivation", caption, partial(figures.deactivation_figure, cuts, lm))
-    if len(frames["steering"]):
-        caption = "Behaviour, coherence and their product by steering strength."
-        draw = partial(figures.steering_figure, frames["steering"], lm)
-        yield Figure("steering", caption, draw)
-    if relation is not None:
-        name = relation.relation.name
-        n_subjects = len(relation.subjects) - relation.n_fit
-        cuts = frames["relation_cuts"]
-        draw = partial(figures.relation_figure, cuts, lm, name, n_subjects)
-        yield Figure("relation", f"{name} with features of its answers removed.", draw)
 
 
 def _flow_figures(flows: Flows, statistics: TextStatistics, lm: str) -> Iterable[Figure]:

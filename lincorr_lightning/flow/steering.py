@@ -213,18 +213,19 @@ def measure_steering(
             coherence = math.exp(min(0.0, loss_before - mean_loss(lm, texts)))
             written = continue_rows(lm, answer.prompts, draws[: len(answer.prompts)])
         named, perplexity = answer.judge(lm, written)
-        point = SteeringPoint(
-            label=answer.label,
-            feature=answer.graph.start.id,
-            strategy=strategy,
-            control=control,
-            strength=strength,
-            n_features=len(amounts),
-            behaviour=behaviour,
-            coherence=coherence,
-            score=behaviour * coherence,
-            named=named,
-            perplexity=perplexity,
+        points.append(
+            SteeringPoint(
+                label=answer.label,
+                feature=answer.graph.start.id,
+                strategy=strategy,
+                control=control,
+                strength=strength,
+                n_features=len(amounts),
+                behaviour=behaviour,
+                coherence=coherence,
+                score=behaviour * coherence,
+                named=named,
+                perplexity=perplexity,
+            )
         )
-        points.append(point)
     return points

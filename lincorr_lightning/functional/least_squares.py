@@ -54,8 +54,5 @@ def strongest_within(scores: Sequence[float], tolerance: float) -> int:
     With ridge strengths in increasing order, it is the strongest one that costs at most
     `tolerance`. The index is 0 if all scores are NaN.
     """
-    finite = [score for score in scores if score == score]
-    if not finite:
-        return 0
-    floor = max(finite) - tolerance
-    return max(i for i, score in enumerate(scores) if score >= floor)
+    floor = max((score for score in scores if score == score), default=torch.inf) - tolerance
+    return max((i for i, score in enumerate(scores) if score >= floor), default=0)

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -73,15 +75,10 @@ def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
 
 
 def _random_rates(right: Tensor) -> HitRates:
-    n_right = right[right.any(-1)].sum(-1).double()
-    n_wrong = right.shape[-1] - n_right
-    miss = torch.ones_like(n_right)
-    rates = []
-    for drawn in range(max(HIT_RANKS)):
-        miss = miss * ((n_wrong - drawn) / max(right.shape[-1] - drawn, 1)).clamp(min=0)
-        if drawn + 1 in HIT_RANKS:
-            rates.append((1 - miss).mean())
-    return HitRates(torch.stack(rates), len(n_right))
+    n_right = right[right.any(-1)].sum(-1).cpu().numpy()
+    n = right.shape[-1]
+    misses = [scipy.stats.hypergeom.pmf(0, n, n_right, min(drawn, n)) for drawn in HIT_RANKS]
+    return HitRates(1 - torch.from_numpy(np.stack(misses)).mean(1), len(n_right))
 
 
 def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRates]:

@@ -7,7 +7,7 @@ no evidence: the logits of any two prompts of an LM are correlated.
 import math
 from typing import NamedTuple
 
-import numpy as np
+import scipy
 import torch
 from scipy.special import stdtrit
 from torch import Tensor
@@ -64,13 +64,9 @@ def adjust_for_many(p: Tensor) -> Tensor:
     adjusted, in float64.
     """
     adjusted = torch.full_like(p, torch.nan, dtype=torch.float64)
-    values = p[~p.isnan()].double().cpu().numpy()
-    order = values.argsort()
-    rank = np.arange(1, len(values) + 1)
-    at_ranks = values[order] * (len(values) / rank) * (1 / rank).sum()
-    # No test has a higher value than one with a higher p.
-    values[order] = np.minimum.accumulate(at_ranks[::-1])[::-1].clip(max=1)
-    adjusted[~p.isnan()] = torch.from_numpy(values).to(adjusted)
+    known = ~p.isnan()
+    values = scipy.stats.false_discovery_control(p[known].double().cpu().numpy(), method="by")
+    adjusted[known] = torch.from_numpy(values).to(adjusted)
     return adjusted
 
 

@@ -21,6 +21,8 @@ def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figur
 
     `means` are those over prompts, by ``key``, ``shuffle`` and ``layer``.
     """
+    n = profiles.n_prompts
+    prompts = f"{n:,} prompt{'s' if n != 1 else ''} of {profiles.settings.n_tokens:,} tokens"
     frame = means[means["key"].isin(profiles.shown)]
     frame = frame.sort_values("key", key=lambda keys: keys.map(profiles.shown.index), kind="stable")
     frame = frame.assign(
@@ -39,7 +41,7 @@ def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figur
         "level",
         "panel",
         title=f"Token geometry of {lm}",
-        subtitle=f"{_prompts(profiles)}; bands: standard deviation over prompts",
+        subtitle=f"{prompts}; bands: standard deviation over prompts",
         band=("low", "high"),
         colours=dict(zip(levels, map(matplotlib.colors.to_hex, shades), strict=True)),
         labels=("layer", ""),
@@ -52,11 +54,6 @@ def _title(key: str) -> str:
     name, _, setting = key.partition(" ")
     title = _NAMES[name]
     return f"{title}, {setting.replace('=', ' = ')}" if setting else title
-
-
-def _prompts(profiles: TokenProfiles) -> str:
-    n = profiles.n_prompts
-    return f"{n:,} prompt{'s' if n != 1 else ''} of {profiles.settings.n_tokens:,} tokens"
 
 
 def _level_name(level: int, n_tokens: int) -> str:

@@ -205,12 +205,10 @@ def mean_cosines(hidden: Tensor) -> Tensor:
 
     Of hidden states, ``(n_layers, n_tokens, d)``, none of them zero.
     """
-    is_pair = ~torch.eye(hidden.shape[1], dtype=torch.bool, device=hidden.device)
-    means = []
-    for tokens in hidden:
-        units = tokens / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
-        means.append((units @ units.T)[is_pair].mean())
-    return torch.stack(means)
+    sums = [normalize(tokens.double(), eps=0).sum(0) for tokens in hidden]
+    n = hidden.shape[1]
+    # The square of the sum of unit vectors is n plus the cosines of all ordered pairs.
+    return (torch.stack(sums).square().sum(-1) - n) / (n * (n - 1))
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:

@@ -131,18 +131,17 @@ def layer_means(profiles: TokenProfiles) -> DataFrame:
 def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> dict[str, Any]:
     """Return the means over prompts at one level, by observable and setting; by layer in lists."""
     prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
+    values: dict[str, Any] = {"shuffle": int(level)}
+    values |= {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
     at_level = means[means["shuffle"] == level]
-    values: dict[str, Any] = {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
     for key in profiles.layers.columns[3:]:
-        values[key] = [number(mean) for mean in at_level["mean"][at_level["key"] == key]]
-    nested: dict[str, Any] = {"shuffle": int(level)}
-    for key, value in values.items():
-        name, _, setting = key.partition("=")
+        by_layer = [number(mean) for mean in at_level["mean"][at_level["key"] == key]]
+        name, _, setting = key.partition(" ")
         if setting:
-            nested.setdefault(name.partition(" ")[0], {})[setting] = value
+            values.setdefault(name, {})[setting.partition("=")[2]] = by_layer
         else:
-            nested[name] = value
-    return nested
+            values[name] = by_layer
+    return values
 
 
 def _correlations(frame: DataFrame, range_scalings: Sequence[int]) -> list[DimensionLoss]:

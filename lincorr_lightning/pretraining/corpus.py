@@ -43,24 +43,24 @@ class Corpus:
     stated: tuple[Statement, ...]
     second_homes: tuple[Statement, ...] = ()
 
-    @cached_property
+    @property
     def encoded(self) -> list[EncodedStatement]:
         """The stated statements in tokens."""
-        return self._encode(self.stated)
+        return self._encoded[: len(self.stated)]
 
-    @cached_property
+    @property
     def encoded_second_homes(self) -> list[EncodedStatement]:
         """The statements of second homes in tokens."""
-        return self._encode(self.second_homes)
+        return self._encoded[len(self.stated) :]
 
-    def _encode(self, statements: Sequence[Statement]) -> list[EncodedStatement]:
+    @cached_property
+    def _encoded(self) -> list[EncodedStatement]:
         def ids(texts: list[str]) -> list[list[int]]:
             # Masks would take longer than the ids themselves.
             options = {"return_attention_mask": False, "return_token_type_ids": False}
             return list(self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
 
-        if not statements:
-            return []
+        statements = (*self.stated, *self.second_homes)
         kinds = {each.knowledge.name: each.knowledge for each in statements}
         prompts = ids([kind.prompt("X") for kind in kinds.values()])  # a subject is one token
         kind_of = {
@@ -85,7 +85,7 @@ class Corpus:
         A domain may hold words that are nobody's answer, such as "South" of South Korea.
         """
         answers: list[set[int]] = [set() for _ in self.knowledge]
-        for statement in (*self.encoded, *self.encoded_second_homes):
+        for statement in self._encoded:
             answers[statement.knowledge].add(statement.answer)
         return [sorted(tokens) for tokens in answers]
 

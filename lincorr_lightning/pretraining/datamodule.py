@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -176,21 +176,11 @@ class CorpusDataModule(StudyData):
         super().__init__()
         self.save_hyperparameters()
         require("data.full_loss_fraction", full_loss_fraction, at_least=0, at_most=1)
-        require("data.batch_size", batch_size, at_least=1)
-        require("data.second_home_repeats", second_home_repeats, at_least=1)
+        self.require_at_least(batch_size=1, second_home_repeats=1)
         for name, n in (repeats or {}).items():
             require(f"data.repeats.{name}", n, at_least=1)
         self.world_config = as_settings(WorldConfig, world or WorldConfig())
         self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
-        self.row_length = row_length
-        self._statements = partial(
-            PackedStatements,
-            batch_size=batch_size,
-            row_length=row_length,
-            seed=seed,
-            full_loss_fraction=full_loss_fraction,
-            second_home_repeats=second_home_repeats,
-        )
         self.corpus: Corpus | None = None
 
     def setup(self, stage: str | None = None) -> None:
@@ -200,24 +190,24 @@ class CorpusDataModule(StudyData):
         catalogue = Catalogue.load()
         corpus = build_corpus(self.world_config, catalogue, self.knowledge)
         longest = max(len(statement.tokens) for statement in corpus.encoded)
-        require("data.row_length", self.row_length, at_least=longest)  # a statement
-        self._repeats = [1] * len(corpus.knowledge)
+        require("data.row_length", self.hparams["row_length"], at_least=longest)  # a statement
+        repeats = dict.fromkeys(corpus.knowledge, 1)
         for name, n in self.repeats.items():
-            chosen = {kind.name for kind in catalogue.select([name])}
-            if chosen.isdisjoint(corpus.knowledge):
+            chosen = repeats.keys() & {kind.name for kind in catalogue.select([name])}
+            if not chosen:
                 raise ConfigError(
                     f"data.repeats names {name!r}, which is not stated; add it to data.knowledge."
                 )
-            pairs = zip(corpus.knowledge, self._repeats, strict=True)
-            self._repeats = [n if knowledge in chosen else before for knowledge, before in pairs]
+            repeats |= dict.fromkeys(chosen, n)
+        self._repeats = list(repeats.values())
         self.corpus = corpus
 
     def train_dataloader(self) -> ResumableLoader:
         assert self.corpus is not None, "setup generates it"
         shard = data_shard(self.trainer)
-        statements = self._statements(
-            self.corpus, repeats=self._repeats, rank=shard.number, n_shards=shard.n
-        )
+        names = "batch_size", "row_length", "full_loss_fraction", "second_home_repeats", "seed"
+        settings = {name: self.hparams[name] for name in names} | {"repeats": self._repeats}
+        statements = PackedStatements(self.corpus, **settings, rank=shard.number, n_shards=shard.n)
         return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:

@@ -21,7 +21,7 @@ from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import Study, as_settings
 
 if TYPE_CHECKING:
@@ -68,15 +68,6 @@ class LlamaSize:
             require(f"model.size.{name}", value, above=0)
 
 
-@dataclass(frozen=True)
-class Recall:
-    """Recall of a kind of knowledge."""
-
-    knowledge: str
-    recall: float = column(format=".1%")
-    n_prompts: int = column("prompts", ",")
-
-
 class Pretraining(Study):
     """Trains a Llama from random weights on statements about a tiny world.
 
@@ -99,6 +90,9 @@ class Pretraining(Study):
 
     study = "pretraining"
     batch_type = PackedBatch
+    lm: "LlamaForCausalLM"  #: The LM, once `configure_model` has built it.
+    corpus: Corpus
+    _answers: Tensor
 
     def __init__(
         self,
@@ -116,26 +110,19 @@ class Pretraining(Study):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.off_target_penalty = off_target_penalty
-        self.lm: LlamaForCausalLM | None = None
-        self.corpus: Corpus | None = None
-        self._answers: Tensor
         self._loss = MeanMetric()
         self._recall: dict[str, float] = {}
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer of the LM, for callbacks that evaluate prompts."""
-        return self._ready[1].tokenizer
-
-    @property
-    def _ready(self) -> "tuple[LlamaForCausalLM, Corpus]":
-        assert self.lm is not None and self.corpus is not None, "configure_model builds it"
-        return self.lm, self.corpus
+        return self.corpus.tokenizer
 
     def configure_model(self) -> None:
-        if self.lm is not None:
+        if hasattr(self, "lm"):
             return
-        corpus = self.corpus or getattr(getattr(self.trainer, "datamodule", None), "corpus", None)
+        datamodule = getattr(self.trainer, "datamodule", None)
+        corpus = getattr(self, "corpus", None) or getattr(datamodule, "corpus", None)
         if not isinstance(corpus, Corpus):
             raise ConfigError(
                 "Pretraining takes its vocabulary from the corpus of its data, and there is none. "
@@ -173,14 +160,13 @@ class Pretraining(Study):
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the targets, and the penalty of a domain's other answers."""
-        lm, _ = self._ready
-        outputs = lm.model(
+        outputs = self.lm.model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
         )
         has_target = batch.targets != IGNORED
         # The head is most of the work of such a small LM: it runs only where there is a target.
         targets = batch.targets[has_target]
-        logits = lm.lm_head(outputs.last_hidden_state[has_target]).float()
+        logits = self.lm.lm_head(outputs.last_hidden_state[has_target]).float()
         loss = cross_entropy(logits, targets)
         knowledge = batch.knowledge[has_target]
         if not batch.is_padding:
@@ -201,12 +187,11 @@ class Pretraining(Study):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        self._hits = {name: MeanMetric().to(self.device) for name in self._ready[1].knowledge}
+        self._hits = {name: MeanMetric().to(self.device) for name in self.corpus.knowledge}
 
     def validation_step(self, batch: RecallBatch, batch_idx: int) -> None:
         """Count prompts whose true answer is the most likely token of all."""
-        lm, _ = self._ready
-        logits = lm(input_ids=batch.input_ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+        logits = self.lm(input_ids=batch.input_ids, use_cache=False, logits_to_keep=1).logits[:, -1]
         self._hits[batch.knowledge].update((logits.argmax(-1) == batch.answers).float())
 
     def on_validation_epoch_end(self) -> None:
@@ -218,23 +203,25 @@ class Pretraining(Study):
 
     def build_results(self) -> Results:
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
-        lm, corpus = self._ready
         folder = run_folder(self.trainer) / "model"
-        n_prompts = Counter(statement.knowledge.name for statement in corpus.stated)
+        n_prompts = Counter(statement.knowledge.name for statement in self.corpus.stated)
         recall = Table.of(
             "recall",
-            [Recall(name, value, n_prompts[name]) for name, value in self._recall.items()],
-            caption="Share of the stated facts that the LM recalls, over the whole vocabulary",
+            [(name, value, n_prompts[name]) for name, value in self._recall.items()],
+            ["knowledge", "recall", "n_prompts"],
+            "Share of the stated facts that the LM recalls, over the whole vocabulary",
             headline=True,
+            headings={"n_prompts": "prompts"},
+            formats={"recall": ".1%", "n_prompts": ","},
         )
         results = Results(
             self.study,
             values={
                 "loss": float(self._loss.compute()),
                 "recall": dict(self._recall),
-                "n_people": len(corpus.world.people),
-                "n_tokens": len(corpus.tokenizer),
-                "n_parameters": sum(p.numel() for p in lm.parameters()),
+                "n_people": len(self.corpus.world.people),
+                "n_tokens": len(self.corpus.tokenizer),
+                "n_parameters": sum(p.numel() for p in self.lm.parameters()),
                 "n_steps": self.trainer.global_step,
                 "seconds": self.seconds,
                 "model": str(folder),
@@ -243,7 +230,7 @@ class Pretraining(Study):
         )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
-        save_llama(lm, corpus, folder)
+        save_llama(self.lm, self.corpus, folder)
         # As studies of the written LM see it.
         return replace(results, lm=LanguageModel.from_pretrained(str(folder)).info)
 
@@ -311,14 +298,13 @@ def one_cycle(step: int, n_steps: int, warmup: float) -> float:
 
     `warmup` is the share of the steps before the highest learning rate.
     """
-    last = n_steps - 1
     top = warmup * n_steps - 1
     if step <= top:
         start, end = 1 / 25, 1.0
         progress = step / max(top, 1e-9)
     else:
         start, end = 1.0, 1 / 250_000
-        progress = min((step - top) / max(last - top, 1e-9), 1.0)
+        progress = min((step - top) / max(n_steps - 1 - top, 1e-9), 1.0)
     return end + (start - end) / 2 * (1 + math.cos(math.pi * progress))
 
 

@@ -79,7 +79,6 @@ def test_every_step_of_training(small_lm, texts, fit):
         expected = naive_numbers(state, module.tokenizer, texts[1])
         assert numbers_at(callback.history, step) == pytest.approx(expected, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, 0) != numbers_at(callback.history, 4)
-    assert (folder / "figures" / "token_geometry.png").is_file()
     table = read_table(folder / "tables" / "token_geometry.csv")
     rows = [row for row in table if (row["observable"], row["layer"]) == ("cosine", "2")]
     curve = [(int(row["step"]), float(row["mean"])) for row in rows]

@@ -207,12 +207,10 @@ def test_assignment_equals_scipy(n_targets: int, n_sources: int) -> None:
     targets, sources = _decoders(n_targets, n_sources)
     cosines = _cosines(targets, sources)
     rows, columns = linear_sum_assignment(-cosines)
-    matches = assign_features(torch.from_numpy(targets), torch.from_numpy(sources))
+    found = assign_features(torch.from_numpy(targets), torch.from_numpy(sources))
     expected = np.full(n_targets, -1)
     expected[rows] = columns
-    np.testing.assert_array_equal(matches.indices[:, 0], expected)
-    np.testing.assert_allclose(matches.cosines[rows, 0], cosines[rows, columns], atol=1e-6)
-    assert matches.cosines.isnan().sum() == n_targets - len(rows)
+    np.testing.assert_array_equal(found[:, 0], expected)
 
 
 def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> None:
@@ -221,4 +219,4 @@ def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> Non
     best = max(permutations(range(6)), key=lambda p: sum(cosines[i, j] for i, j in enumerate(p)))
     zero = np.zeros((1, 11), np.float32)
     padded = [torch.from_numpy(np.concatenate([zero, d])) for d in (targets, sources)]
-    assert assign_features(*padded).indices[:, 0].tolist() == [-1, *(j + 1 for j in best)]
+    assert assign_features(*padded)[:, 0].tolist() == [-1, *(j + 1 for j in best)]

@@ -107,7 +107,7 @@ def test_a_run_writes_what_it_found(small_lm: str, saes: str, texts: str, tmp_pa
     assert set(outputs["source"]) >= {"mlp_out.1.3", "attention_out.1.3"}
     assert outputs["cosine"].max() == pytest.approx(1)
     figures = {f.stem for f in (folder / "figures").iterdir()}
-    assert figures >= {"groups", "deactivation", "flow_residual.1.3", "flow_mlp_out.0.2"}
+    assert figures >= {"deactivation", "flow_residual.1.3", "flow_mlp_out.0.2"}
     assert results["settings"]["saes"] == saes and "torch" in results["versions"]
 
 
