@@ -99,7 +99,7 @@ class Generalization(PeriodicCallback):
             instance.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
-        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `Ridge`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `PeriodicCallback`.
 

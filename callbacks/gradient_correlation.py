@@ -63,7 +63,7 @@ class GradientCorrelation(PeriodicCallback):
         every_n_steps: Largest number of optimizer steps between two measurements.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects and of the permutation.
-        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `Ridge`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `PeriodicCallback`.
 

@@ -51,7 +51,7 @@ class Resilience(PeriodicCallback):
         random_labels: Number of source labels whose r is compared with that of as many random
             words (``excess_over_random``); 0 leaves out all baselines.
         knowledge_files: YAML files with more knowledge.
-        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `Ridge`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `PeriodicCallback`.
 
