@@ -57,11 +57,6 @@ class PaperNumber(NamedTuple):
     value: float  # shares are fractions of one
     answer: str = ""  # the source answer, if the number belongs to one
 
-    @property
-    def heading(self) -> str:
-        """The quantity and the answer."""
-        return self.quantity.heading + (f", {self.answer}" if self.answer else "")
-
     def is_about(self, lm: str) -> bool:
         """Return whether the number is about an LM, by its hub id or path."""
         name = short_name(lm).lower().removeprefix("meta-")
