@@ -241,7 +241,7 @@ class LinearProbe(LMStudy):
         if self.trainer.sanity_checking:
             return
         assert self.fitted is not None
-        test, fitted = self.moments.gather_test(), self.fitted.to(self.device)
+        test, fitted = self.moments.test.gather(), self.fitted.to(self.device)
         self.fitted = replace(fitted, moments=None, solvers={})  # which take memory
         if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
             raise LanguageModelError(

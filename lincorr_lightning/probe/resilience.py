@@ -16,15 +16,10 @@ from lincorr_lightning.functional.significance import weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
+from lincorr_lightning.linear_map import fitting
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.baselines import beside_baselines
-from lincorr_lightning.linear_map.fitting import (
-    Ridge,
-    check_ridge,
-    fit_maps,
-    read_fit_subjects,
-    require_held_out,
-)
+from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.scores import PairScore, score_maps
 from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
@@ -147,7 +142,7 @@ class MapResilience(LMStudy):
                 "there is no map to test: set model.linear_map to the linear_map/ folder of a "
                 "probe's run, or model.before to the LM to fit maps on."
             )
-        check_ridge(ridge)
+        fitting.check_ridge(ridge)
         require("model.random_labels", random_labels, at_least=0)
         super().__init__(lm, prefix)
         self.save_hyperparameters()
@@ -158,7 +153,7 @@ class MapResilience(LMStudy):
         wanted = None if pairs is None else split_names(pairs)
         if linear_map is not None:
             self.stored = LinearMap.from_pretrained(linear_map)
-            self._fitted_on = read_fit_subjects(Path(linear_map).resolve().parent)
+            self._fitted_on = fitting.read_fit_subjects(Path(linear_map).resolve().parent)
             wanted = wanted or self.stored.pairs
             for pair in wanted:
                 self.stored.weight(pair)  # a LinearMapError if it has no such pair
@@ -225,7 +220,7 @@ class MapResilience(LMStudy):
         """Add subjects of one half to the moments of both LMs."""
         require_fit_half_first(batch, batch_idx)
         if batch.half == "test":
-            require_held_out(batch.subjects, self._fitted_on)
+            fitting.require_held_out(batch.subjects, self._fitted_on)
         reads = [(self.lm, self.layout, self.moments)]
         if self.before is not None and (batch.half == "test" or self._fits_old_maps):
             reads.append((self.before, self.layout_before, self.moments_before))
@@ -241,7 +236,7 @@ class MapResilience(LMStudy):
 
     def build_results(self) -> Results:
         """Score all pairs."""
-        fit, test = self.moments.gather_fit().every, self.moments.gather_test()
+        fit, test = self.moments.gather_fit().every, self.moments.test.gather()
         if self.stored is not None:
             names = {pair: "->".join(pair) for pair in self.layout.pairs}
             self.ridges = {pair: self.stored.ridge[name] for pair, name in names.items()}
@@ -249,7 +244,7 @@ class MapResilience(LMStudy):
         if self._fits_old_maps:
             moments = self.moments_before.gather_fit()
             if self.stored is None:
-                old = fit_maps(moments, self.layout_before, self.ridge)
+                old = fitting.fit_maps(moments, self.layout_before, self.ridge)
                 self.ridges = dict(old.ridges)
             else:
                 old = fit_layout(moments.every, self.layout_before, self.ridges)
@@ -259,7 +254,7 @@ class MapResilience(LMStudy):
             old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
         before: Mapping[Pair, float | None] = {}
         if self.before is not None:
-            scores = score_maps(old, self.moments_before.gather_test())
+            scores = score_maps(old, self.moments_before.test.gather())
             before = {score.ends: score.label_mean for score in scores}
         after, refitted = (
             beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, counts=())
