@@ -190,10 +190,10 @@ def curves(
     width, height = size[0] * n_columns, size[1] * n_rows
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
     figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
-    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y).ravel()
-    for empty in panels[len(names) :]:
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y).ravel()
+    for empty in grid[len(names) :]:
         empty.set_axis_off()
-    panels = panels[: len(names)]
+    panels = list(grid[: len(names)])
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         in_panel = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
@@ -221,20 +221,12 @@ def _draw_line(
     axes: Axes, rows: DataFrame, columns: tuple[Any, ...], label: str | None, colour: Any
 ) -> None:
     x, y, dashed, band = columns
-    marker = "o" if len(rows) <= _MAX_MARKERS else ""
+    style: dict[str, Any] = {"color": colour, "marker": "o" if len(rows) <= _MAX_MARKERS else ""}
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
     for part, dash, width, size in ((rows[~dotted], "-", 1.6, 4.0), (rows[dotted], ":", 1.0, 2.5)):
         if len(part):
-            axes.plot(
-                part[x],
-                part[y],
-                dash,
-                label=label,
-                color=colour,
-                linewidth=width,
-                marker=marker,
-                markersize=size,
-            )
+            style |= {"label": label, "linewidth": width, "markersize": size}
+            axes.plot(part[x], part[y], dash, **style)
             label = None
     if band:
         edge = 4 if len(rows) == 1 else 0  # a band of one point has no width
@@ -269,6 +261,7 @@ def bars(
     width = 0.8 / max(len(colour_of), 1)
     figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
+    number = "{:.0%}" if percent else "{:.2f}"
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
         at = np.array([groups.index(value) for value in rows[x]], dtype=float)
@@ -282,14 +275,7 @@ def bars(
             yerr=None if error is None else rows[error].to_numpy(float),
             error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
         )
-        axes.bar_label(
-            drawn,
-            fmt="{:.0%}" if percent else "{:.2f}",
-            padding=3,
-            fontsize=8,
-            color=INK,
-            bbox=_HALO,
-        )
+        axes.bar_label(drawn, fmt=number, padding=3, fontsize=8, color=INK, bbox=_HALO)
         for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
             axes.hlines(
                 rows[mark],
