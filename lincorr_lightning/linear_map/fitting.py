@@ -19,15 +19,10 @@ from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.functional.least_squares import strongest_within
 from lincorr_lightning.io import regular_file
 from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, RowReader
-from lincorr_lightning.linear_map.solver import (
-    FittedMaps,
-    RidgeSolver,
-    fit_layout,
-    label_r,
-    split_targets,
-)
+from lincorr_lightning.linear_map.solver import FittedMaps
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
@@ -72,9 +67,10 @@ def split_rows(rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
 def fit_maps(moments: FitMoments, layout: JointLayout, ridge: Ridge) -> FittedMaps:
     """Fit W and b of all pairs of a layout, and of their nulls, from the moments of its rows."""
     if not isinstance(ridge, str):
-        return fit_layout(moments.every, layout, ridge)
+        return solver.fit_layout(moments.every, layout, ridge)
     assert moments.trying is not None and moments.judging is not None
-    return fit_layout(moments.every, layout, choose_ridges(moments.trying, moments.judging, layout))
+    ridges = choose_ridges(moments.trying, moments.judging, layout)
+    return solver.fit_layout(moments.every, layout, ridges)
 
 
 def choose_ridges(trying: Moments, judging: Moments, layout: JointLayout) -> dict[Pair, float]:
@@ -82,9 +78,10 @@ def choose_ridges(trying: Moments, judging: Moments, layout: JointLayout) -> dic
     chosen = {}
     for source in layout.sources:
         x, y = layout.problems[source]["y"]
-        solver = RidgeSolver(trying, x, y)
-        scores = [label_r(judging, solver.solve(ridge).weight, x, y) for ridge in HALF_DECADES]
-        for target, r in split_targets(layout, source, torch.stack(scores).cpu()):
+        squares = solver.RidgeSolver(trying, x, y)
+        weights = [squares.solve(ridge).weight for ridge in HALF_DECADES]
+        scores = [solver.label_r(judging, weight, x, y) for weight in weights]
+        for target, r in solver.split_targets(layout, source, torch.stack(scores).cpu()):
             means = r.nanmean(1).tolist()
             chosen[source, target] = HALF_DECADES[strongest_within(means, TOLERANCE)]
     return chosen
