@@ -79,7 +79,7 @@ class Generalization(RelationCallback):
         others_kind: Which strings they are, see `EditsDataModule`: ``any`` or ``names``, for
             instance.
         seed: Seed of sampled subjects.
-        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `Ridge`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `RelationCallback`.
 

@@ -58,7 +58,7 @@ class GradientCorrelation(RelationCallback):
         n_watch: Number of these subjects at most.
         every_n_steps: Largest number of optimizer steps between two measurements.
         seed: Seed of sampled subjects and of the permutation.
-        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `Ridge`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `RelationCallback`.
 

@@ -17,7 +17,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.fitting import (
     Ridge,
-    RidgeRequest,
+    check_ridge,
     fit_linear_map,
     warn_of_fit_subjects,
 )
@@ -215,12 +215,12 @@ class RelationMap:
     Args:
         owner: The callback's class, for messages.
         folder: Folder of a linear map; None fits one.
-        ridge: Ridge of the fitted map, see `RidgeRequest`.
+        ridge: Ridge of the fitted map, see `Ridge`.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
     """
 
     def __init__(self, owner: str, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
-        RidgeRequest(ridge, owner=owner)  # refuses a negative one
+        check_ridge(ridge, owner)
         require(f"{owner}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
         self.folder = folder
         self.ridge = ridge

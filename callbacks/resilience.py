@@ -43,7 +43,7 @@ class Resilience(RelationCallback):
         seed: Seed of sampled subjects.
         random_labels: Number of source labels whose r is compared with that of as many random
             words (``excess_over_random``); 0 leaves out all baselines.
-        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `Ridge`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `RelationCallback`.
 

@@ -194,20 +194,9 @@ class TextsDataModule(StudyData):
             n_texts=1,
             eval_batch_size=1,
         )
-        self.n_tokens = n_tokens
-        self.batch_tokens = batch_tokens
         self._make_blocks = partial(
             TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
         )
-        self.max_length = max_length
-        self.seed = seed
-        self.texts = texts
-        self.key = key
-        self.sample_by = sample_by
-        self.knowledge = knowledge
-        self.skip_tokens = skip_tokens
-        self.eval_batch_size = eval_batch_size
-        self.n_held_out = n_held_out
         self.n_texts = n_held_out if n_texts is None else n_texts
         self.training_tokens = training_tokens or 0
         self.n_skipped = 0
@@ -217,10 +206,11 @@ class TextsDataModule(StudyData):
     def setup(self, stage: str | None = None) -> None:
         """Read and tokenize the texts, the same on every rank."""
         trains = stage in (None, "fit")
-        skip = self.skip_tokens
+        skip = self.hparams["skip_tokens"]
         self.n_skipped = len(self.language_model.prefix) if skip is None else skip
-        texts = self._find_texts(self.knowledge)
-        held_out, others = self._split(texts, self.n_held_out if trains else self.n_texts)
+        texts = self._find_texts(self.hparams["knowledge"])
+        n_held_out = self.hparams["n_held_out"] if trains else self.n_texts
+        held_out, others = self._split(texts, n_held_out)
         self._held_out = [row for row in self._tokenize(held_out) if len(row) > self.n_skipped + 1]
         if not self._held_out:
             raise SubjectsError(
@@ -233,7 +223,7 @@ class TextsDataModule(StudyData):
 
     def read_texts(self) -> list[str]:
         """Return the texts that a study without training reads."""
-        return self._split(self._find_texts(self.knowledge), self.n_texts)[0]
+        return self._split(self._find_texts(self.hparams["knowledge"]), self.n_texts)[0]
 
     def other_blocks(self) -> TextBlocks:
         """Return steps of `training_tokens` of texts, on all knowledge, not among `read_texts`."""
@@ -243,8 +233,9 @@ class TextsDataModule(StudyData):
 
     def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
         """Return the distinct texts, of the tiny world those about some knowledge (None: all)."""
-        if self.texts is not None:
-            rows = read_texts(self.texts, self.key, self.sample_by)
+        texts, key, sample_by = (self.hparams[name] for name in ("texts", "key", "sample_by"))
+        if texts is not None:
+            rows = read_texts(texts, key, sample_by)
             return list(dict.fromkeys(row.text for row in rows))
         name = self.language_model.config.name_or_path
         if (world := tiny_world.world_file(self.language_model.location)) is None:
@@ -257,24 +248,25 @@ class TextsDataModule(StudyData):
         return list(dict.fromkeys(f"{statement.text}." for statement in statements))
 
     def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
-        order = np.random.default_rng([self.seed, 0]).permutation(len(texts))
+        order = np.random.default_rng([self.hparams["seed"], 0]).permutation(len(texts))
         chosen, others = np.sort(order[:n]), np.sort(order[n:])
         return [texts[i] for i in chosen], [texts[i] for i in others]
 
     def _training_rows(self, texts: Sequence[str]) -> list[list[int]]:
         rows = [row for row in self._tokenize(texts) if len(row) > self.n_skipped]
         n_tokens = sum(len(row) - self.n_skipped for row in rows)
-        if n_tokens < self.batch_tokens:
+        if n_tokens < (n_needed := self.hparams["batch_tokens"]):
             raise SubjectsError(
                 f"the {len(texts)} texts that are not held out have {n_tokens} tokens to train on, "
-                f"and a step alone takes {self.batch_tokens}. Name more data.texts, or lower "
+                f"and a step alone takes {n_needed}. Name more data.texts, or lower "
                 "data.n_held_out or data.n_texts."
             )
         return rows
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         lm = self.language_model
-        n = min(self.max_length, lm.max_length or self.max_length) - len(lm.prefix)
+        longest = self.hparams["max_length"]
+        n = min(longest, lm.max_length or longest) - len(lm.prefix)
         if not texts:
             return []
         encoded = lm.tokenizer(
@@ -288,9 +280,8 @@ class TextsDataModule(StudyData):
 
     def blocks(self, rank: int = 0, n_shards: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
-        return self._make_blocks(
-            self._rows, self.n_skipped, self.n_tokens, rank=rank, n_shards=n_shards
-        )
+        n_tokens = self.hparams["n_tokens"]
+        return self._make_blocks(self._rows, self.n_skipped, n_tokens, rank=rank, n_shards=n_shards)
 
     def train_dataloader(self) -> ResumableLoader:
         shard = data_shard(self.trainer)
@@ -298,7 +289,7 @@ class TextsDataModule(StudyData):
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
         """Return a loader of the held-out texts, those of similar length together."""
-        size = self.eval_batch_size
+        size = self.hparams["eval_batch_size"]
         rows = sorted(self._held_out, key=len)
         batches = [pad_rows(rows[i : i + size], self.n_skipped) for i in range(0, len(rows), size)]
         return make_loader(batches, self.trainer)
@@ -362,20 +353,13 @@ class TokenizedTextDataModule(StudyData):
         self.save_hyperparameters(ignore=["lm"])
         self.require_at_least("n_texts", n_tokens=4, n_texts=1, batch_size=1)
         self.batch_size = batch_size
-        self._read = partial(
-            read_prompts,
-            texts=texts,
-            key=key,
-            n_tokens=n_tokens,
-            n_texts=n_texts,
-            seed=seed,
-            sample_by=sample_by,
-        )
         self.prompts: TokenBatch
 
     def setup(self, stage: str) -> None:
         """Read and tokenize the texts, the same on every rank."""
-        self.prompts = self._read(self.language_model)
+        names = ("texts", "key", "sample_by", "n_tokens", "n_texts", "seed")
+        settings = {name: self.hparams[name] for name in names}
+        self.prompts = read_prompts(self.language_model, **settings)
         require_items(self.trainer, len(self.prompts.names), "texts", "give more texts")
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:

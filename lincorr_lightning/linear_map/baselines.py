@@ -7,7 +7,7 @@ W pairs the labels whose rows of the LM's head are alike, whatever the LM has le
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +35,6 @@ R_BASELINES = (
     "excess_over_random",
 )
 """Numbers of a pair that `random_words` gives."""
-
-
-class _Sample(NamedTuple):
-    """Some values of r, and the influence of each subject on their mean."""
-
-    values: _FLOATS  # (n_values, ...)
-    influences: _FLOATS  # (n_subjects, ...)
 
 
 @dataclass(frozen=True)
@@ -96,18 +89,18 @@ def random_words(
         for i, target in enumerate(layout.targets[source]):
             pair = source, target
             for n, drawn in r.items():
-                means = [one.values[:, i] for one in drawn]
+                means = [one[:, 0, i].numpy() for one in drawn]
                 spread = [number(float(f(one))) for one in means for f in (np.mean, np.std)]
                 curve.append(LabelCount("->".join(pair), n, *spread))
-            labels, words = (_Sample(x.values[:, i], x.influences[:, i]) for x in r[compared])
-            to_words = _means(at_targets[target][1].values, layout.sizes[target], rng)
+            labels, words = (drawn[:, :, i].T for drawn in r[compared])
+            to_words = _means(at_targets[target][1][0], layout.sizes[target], rng)
             numbers[pair] = {
-                **_range("random_label", r[n_labels][1].values[:, i]),
+                **_range("random_label", r[n_labels][1][:, 0, i].numpy()),
                 **_range("random_target_label", to_words),
                 "same_prompt_label_mean": solver.mean_r(vocabulary[pair]),
                 **_difference("excess_over_random", labels, words, test.n),
                 "excess_over_random_labels": compared,
-                "excess_over_random_draws": len(words.values),
+                "excess_over_random_draws": words.shape[1],
                 **_difference("excess_over_random_target", *at_targets[target], test.n),
             }
     return numbers, curve
@@ -115,10 +108,11 @@ def random_words(
 
 def _r_of_draws(
     fitted: FittedMaps, test: Moments, source: str, n: int, rng: np.random.Generator, rows: Tensor
-) -> list[_Sample]:
+) -> list[Tensor]:
     """Return r of maps from n labels of a source, and from n random words after its prompt.
 
-    Values are ``(n_draws, n_targets)``, means over the labels of each target.
+    Below r are the rows' influences, ``(n_draws, 1 + n_rows, n_targets)``, means over the labels of
+    each target.
     """
     assert fitted.moments is not None
     layout = fitted.layout
@@ -134,8 +128,7 @@ def _r_of_draws(
             values = _r_and_influences(solution, test, x, y, rows)
             parts = (part.nanmean(1) for _, part in solver.split_targets(layout, source, values))
             drawn.append(torch.stack(list(parts), 1))
-        both = torch.stack(drawn)
-        sides.append(_Sample(both[:, 0].numpy(), both[:, 1:].nanmean(0).numpy()))
+        sides.append(torch.stack(drawn))
     return sides
 
 
@@ -159,10 +152,10 @@ def _r_and_influences(
 
 def _r_at_targets(
     fitted: FittedMaps, test: Moments, source: str, rows: Tensor
-) -> dict[str, tuple[_Sample, _Sample]]:
+) -> dict[str, tuple[Tensor, Tensor]]:
     """Return r of each label, and of each random word after each target's prompt.
 
-    The maps are from the source's labels.
+    The maps are from the source's labels. Below r are the rows' influences, ``(1 + n_rows, n)``.
     """
     assert fitted.moments is not None
     layout = fitted.layout
@@ -182,18 +175,12 @@ def _r_at_targets(
         start = part.stop
         one, other = (Solution(w[part], mean_x, mean_y[part]) for w, mean_x, mean_y in maps)
         solution = _better(one, other, test, x, columns)
-        at_words = _r_and_influences(solution, test, x, columns, rows)
-        samples[target] = _sample(at_labels), _sample(at_words)
+        samples[target] = at_labels, _r_and_influences(solution, test, x, columns, rows)
     return samples
 
 
-def _sample(r_and_influences: Tensor) -> _Sample:
-    r, influences = r_and_influences[0], r_and_influences[1:]
-    return _Sample(r.numpy(), influences.nanmean(1).numpy())
-
-
-def _means(values: _FLOATS, n: int, rng: np.random.Generator) -> _FLOATS:
-    drawn = [torch.from_numpy(rng.permutation(values)[:n]) for _ in range(_DRAWS)]
+def _means(values: Tensor, n: int, rng: np.random.Generator) -> _FLOATS:
+    drawn = [torch.from_numpy(rng.permutation(values.numpy())[:n]) for _ in range(_DRAWS)]
     return torch.stack([one.nanmean() for one in drawn]).numpy()
 
 
@@ -206,20 +193,21 @@ def _range(name: str, drawn: _FLOATS) -> dict[str, Any]:
     }
 
 
-def _difference(name: str, a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float | None]:
+def _difference(name: str, a: Tensor, b: Tensor, n_subjects: Tensor) -> dict[str, float | None]:
     """Return the difference between two means of r, and its 95 % interval.
 
-    Labels or words are one sample, and held-out subjects, the same ones for each of them, another:
-    by the law of total variance, the variance of the mean over the former adds to that over
-    subjects, which is the spread of their influences on the difference (the infinitesimal
-    jackknife). Degrees of freedom are Satterthwaite's. Fitted subjects are taken as they are.
+    Each has r and, below, the influence of subjects on it, ``(1 + n_rows, n_values)``. Labels or
+    words are one sample, and held-out subjects, the same ones for each of them, another: by the law
+    of total variance, the variance of the mean over the former adds to that over subjects, which is
+    the spread of their influences on the difference (the infinitesimal jackknife). Degrees of
+    freedom are Satterthwaite's. Fitted subjects are taken as they are.
     """
     names = (name, f"{name}_low", f"{name}_high")
-    values = [each.values[~np.isnan(each.values)] for each in (a, b)]
+    values = [each[0][~each[0].isnan()].numpy() for each in (a, b)]
     if not all(map(len, values)):
         return dict.fromkeys(names)
     mean = float(values[0].mean() - values[1].mean())
-    influences = a.influences - b.influences
+    influences = (a[1:].nanmean(1) - b[1:].nanmean(1)).numpy()
     samples = [*((each, len(each)) for each in values), (influences, float(n_subjects))]
     # A side that was not drawn has no spread.
     parts = [(one.var(ddof=1) / n, len(one) - 1) for one, n in samples if len(one) > 1]

@@ -6,7 +6,6 @@ subjects and the same request give the same map everywhere.
 
 import csv
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -20,51 +19,30 @@ from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.functional.least_squares import strongest_within
 from lincorr_lightning.io import regular_file
 from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, RowReader
-from lincorr_lightning.linear_map.solver import (
-    FittedMaps,
-    RidgeSolver,
-    fit_layout,
-    label_r,
-    split_targets,
-)
+from lincorr_lightning.linear_map.solver import FittedMaps
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
 Ridge = float | Literal["auto"]
-"""Penalty on ``|W|^2``: 0 is the paper's map; ``auto`` chooses a strength for each pair."""
+"""Penalty on ``|W|^2``: 0 is the paper's map.
+
+``auto`` takes for each pair the strongest of `HALF_DECADES` whose mean label-wise r stays within
+``TOLERANCE`` of the best, judged on every fifth subject by maps that are fitted on the others. The
+map itself is fitted on all.
+"""
 
 TOLERANCE = 0.02  #: What ``auto`` may cost in mean label-wise r.
 _JUDGE_EVERY = 5
 _MIN_FITTED = 10  # subjects that must remain to fit a map on
 
 
-@dataclass(frozen=True)
-class RidgeRequest:
-    """What the user asks for as ridge. The strengths that follow from it are in `FittedMaps`.
-
-    Args:
-        ridge: A strength for all pairs, or ``auto``: for each pair the strongest of `HALF_DECADES`
-            whose mean label-wise r stays within ``TOLERANCE`` of the best, judged on every fifth
-            subject by maps that are fitted on the others. The map itself is fitted on all.
-        owner: Beginning of the setting's name in messages, as in ``model.ridge``.
-
-    Raises:
-        ConfigError: The strength is negative.
-    """
-
-    ridge: Ridge = "auto"
-    owner: str = "model"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.ridge, str):
-            require(f"{self.owner}.ridge", self.ridge, at_least=0)
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether strengths are chosen."""
-        return self.ridge == "auto"
+def check_ridge(ridge: Ridge, owner: str = "model") -> None:
+    """Refuse a negative strength; messages name the `owner`, as in ``model.ridge``."""
+    if not isinstance(ridge, str):
+        require(f"{owner}.ridge", ridge, at_least=0)
 
 
 class FitMoments(NamedTuple):
@@ -86,12 +64,13 @@ def split_rows(rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
     return rows[~is_judging], rows[is_judging]
 
 
-def fit_maps(moments: FitMoments, layout: JointLayout, request: RidgeRequest) -> FittedMaps:
+def fit_maps(moments: FitMoments, layout: JointLayout, ridge: Ridge) -> FittedMaps:
     """Fit W and b of all pairs of a layout, and of their nulls, from the moments of its rows."""
-    if not isinstance(request.ridge, str):
-        return fit_layout(moments.every, layout, request.ridge)
+    if not isinstance(ridge, str):
+        return solver.fit_layout(moments.every, layout, ridge)
     assert moments.trying is not None and moments.judging is not None
-    return fit_layout(moments.every, layout, choose_ridges(moments.trying, moments.judging, layout))
+    ridges = choose_ridges(moments.trying, moments.judging, layout)
+    return solver.fit_layout(moments.every, layout, ridges)
 
 
 def choose_ridges(trying: Moments, judging: Moments, layout: JointLayout) -> dict[Pair, float]:
@@ -99,9 +78,10 @@ def choose_ridges(trying: Moments, judging: Moments, layout: JointLayout) -> dic
     chosen = {}
     for source in layout.sources:
         x, y = layout.problems[source]["y"]
-        solver = RidgeSolver(trying, x, y)
-        scores = [label_r(judging, solver.solve(ridge).weight, x, y) for ridge in HALF_DECADES]
-        for target, r in split_targets(layout, source, torch.stack(scores).cpu()):
+        squares = solver.RidgeSolver(trying, x, y)
+        weights = [squares.solve(ridge).weight for ridge in HALF_DECADES]
+        scores = [solver.label_r(judging, weight, x, y) for weight in weights]
+        for target, r in solver.split_targets(layout, source, torch.stack(scores).cpu()):
             means = r.nanmean(1).tolist()
             chosen[source, target] = HALF_DECADES[strongest_within(means, TOLERANCE)]
     return chosen
@@ -116,13 +96,14 @@ def fit_linear_map(
 ) -> LinearMap:
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects (paper, section 3.2).
 
-    The map is that of ``lincorr fit`` on the same subjects. For the ridge see `RidgeRequest`. The
-    LM reads each prompt once; the `reader` keeps the rows that others have read.
+    The map is that of ``lincorr fit`` on the same subjects. The LM reads each prompt once; the
+    `reader` keeps the rows that others have read.
     """
-    request, layout = RidgeRequest(ridge), JointLayout.of_relation(relation)
+    check_ridge(ridge)
+    layout = JointLayout.of_relation(relation)
     rows = (reader or RowReader(lm)).read(layout, subjects)
-    parts = [moments_of(part) for part in split_rows(rows)] if request.is_auto else []
-    return LinearMap.of(fit_maps(FitMoments(moments_of(rows), *parts), layout, request), lm)
+    parts = [moments_of(part) for part in split_rows(rows)] if ridge == "auto" else []
+    return LinearMap.of(fit_maps(FitMoments(moments_of(rows), *parts), layout, ridge), lm)
 
 
 def sample_fitted_subjects(

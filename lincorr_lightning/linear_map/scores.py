@@ -26,47 +26,29 @@ _NO_NUMBER = {"is_number": False}  # of fields that are no column of a table
 Numbers = Mapping[Pair, Mapping[str, Any]]  #: Fields of `PairScore` by pair.
 
 
-def score(
-    *paths: str,
-    heading: str = "",
-    format: str = "",
-    matrix: str = "",
-    caption: str = "",
-    unit: str = "Pearson r",
-    is_signed: bool = True,
-    logged: int = 0,
-    has_spread: bool = False,
-) -> Any:
-    """Declare a number of a pair in all of its forms: a field of a record, None by default.
+SPREAD = (
+    "label_mean",
+    "excess",
+    "excess_over_random",
+    "influenced_1",
+    "best_baseline_1",
+    "macro_1",
+    "above_best_baseline",
+)
+"""Numbers whose spread over wordings is reported."""
+
+
+def score(*paths: str, heading: str = "", logged: int = 0) -> Any:
+    """Declare a number of a pair: a field of `PairScore`, None by default.
 
     Args:
         paths: Its keys in the pair's entry of ``results.json``, by default the field's name; a dot
             leads into a group, as in ``precision.macro.1``.
-        heading: Heading of its column.
-        format: Format of its cells, such as ``.2f``; the headline table has numbers with a format.
-        matrix: Name of a matrix over all pairs, the table and figure ``<matrix>_matrix``.
-        caption: What the matrix shows.
-        unit: Meaning of the matrix's colours.
-        is_signed: Whether they go from -highest to highest, and not from 0.
+        heading: Heading of its column in the headline table, which has numbers with a heading.
         logged: 1 if loggers get it first, which may show some dozens, 2 if later, 0 if not.
-        has_spread: Whether its spread over wordings is reported.
     """
-    metadata = {
-        "heading": heading,
-        "format": format,
-        "matrix": matrix,
-        "caption": caption,
-        "unit": unit,
-        "is_signed": is_signed,
-        "logged": logged,
-        "has_spread": has_spread,
-    }
-    return field(default=None, metadata=metadata | ({"paths": paths} if paths else {}))
-
-
-def fields_with(record: type[Any], kind: str) -> list[str]:
-    """Return the names of a record's fields whose metadata say something of a kind."""
-    return [one.name for one in fields(record) if one.metadata.get(kind)]
+    shown = {"heading": heading, "format": ".2f"} if heading else {}
+    return field(default=None, metadata={"paths": paths, "logged": logged, **shown})
 
 
 @dataclass(frozen=True)
@@ -79,36 +61,19 @@ class PairScore:
 
     source: str
     target: str
-    label_mean: float | None = score(
-        heading="r",
-        format=".2f",
-        matrix="correlation",
-        caption="Label-wise correlation",
-        logged=1,
-        has_spread=True,
-    )
-    label_std: float | None = score(
-        matrix="std",
-        caption="Standard deviation of label-wise r over labels",
-        unit="standard deviation of r",
-        is_signed=False,
-    )
-    instance_mean: float | None = score(
-        matrix="instance", caption="Instance-wise correlation", logged=2
-    )
+    label_mean: float | None = score(heading="r", logged=1)
+    label_std: float | None = None
+    instance_mean: float | None = score(logged=2)
     permuted_label_mean: float | None = score(logged=2)
     """Label-wise r of a map that is fitted on permuted targets."""
-    control_label_mean: float | None = score(heading="r, control prompt", format=".2f", logged=2)
+    control_label_mean: float | None = score(heading="r, control prompt", logged=2)
     """Label-wise r of a map from the source's labels after the control prompt."""
-    excess: float | None = score(
-        heading="r above the control", format=".2f", logged=2, has_spread=True
-    )
+    excess: float | None = score(heading="r above the control", logged=2)
     """`label_mean` minus `control_label_mean`."""
     random_label_mean: float | None = score(
         "random_label_mean",
         "baselines.random_source_labels.mean",
         heading="r, random words",
-        format=".2f",
         logged=2,
     )
     """Label-wise r of maps from as many random words as there are source labels."""
@@ -130,12 +95,7 @@ class PairScore:
         "excess_over_random",
         "excess_over_random_labels.mean",
         heading="r above random words",
-        format=".2f",
-        matrix="random_words",
-        caption="Label-wise correlation above that of random words",
-        unit="difference of r",
         logged=1,
-        has_spread=True,
     )
     """R from some source labels above that from as many random words."""
     excess_over_random_low: float | None = score("excess_over_random_labels.low")
@@ -147,13 +107,7 @@ class PairScore:
     """Label-wise r of the target labels above that of random words after the target prompt."""
     excess_over_random_target_low: float | None = score("excess_over_random_labels.target.low")
     excess_over_random_target_high: float | None = score("excess_over_random_labels.target.high")
-    influenced_1: float | None = score(
-        "precision.influenced.1",
-        heading="Hit@1 of W",
-        format=".2f",
-        logged=1,
-        has_spread=True,
-    )
+    influenced_1: float | None = score("precision.influenced.1", heading="Hit@1 of W", logged=1)
     """Hit@N of influenced targets and of influencing sources, and the labels that are judged."""
     influenced_3: float | None = score("precision.influenced.3", logged=2)
     influenced_5: float | None = score("precision.influenced.5", logged=2)
@@ -171,11 +125,9 @@ class PairScore:
     chance_influencing_3: float | None = score("precision.chance.influencing.3")
     chance_influencing_5: float | None = score("precision.chance.influencing.5")
     chance_influencing_n: int | None = score("precision.chance.influencing.n")
-    best_baseline_1: float | None = score(
-        heading="Hit@1, best baseline", format=".2f", logged=1, has_spread=True
-    )
+    best_baseline_1: float | None = score(heading="Hit@1, best baseline", logged=1)
     """Hit@1 of influenced targets of the strongest of the baselines below."""
-    macro_1: float | None = score("precision.macro.1", has_spread=True)
+    macro_1: float | None = score("precision.macro.1")
     """Hit@N of influenced targets as a mean over distinct sets of right labels."""
     macro_3: float | None = score("precision.macro.3")
     macro_5: float | None = score("precision.macro.5")
@@ -197,7 +149,7 @@ class PairScore:
         "above_best_baseline.baseline", "excess_over_unembedding.baseline"
     )
     above_best_baseline: float | None = score(
-        "above_best_baseline.difference", "excess_over_unembedding.mean", has_spread=True
+        "above_best_baseline.difference", "excess_over_unembedding.mean"
     )
     """Hit@1 above that of the strongest baseline, with its interval over source labels."""
     above_best_baseline_low: float | None = score(
@@ -258,7 +210,7 @@ class PairScore:
         numbers = {
             path: getattr(self, one.name)
             for one in _numbers()
-            for path in one.metadata.get("paths", (one.name,))
+            for path in one.metadata.get("paths") or [one.name]
         }
         completeness = {
             kind: part.select("n_labels", "label_mean", "influenced")
@@ -343,7 +295,7 @@ def mean_score(scores: Sequence[PairScore]) -> PairScore:
 
 def _spread(scores: Sequence[PairScore]) -> dict[str, Any]:
     spread: dict[str, Any] = {"n": len(scores)}
-    for name in fields_with(PairScore, "has_spread"):
+    for name in SPREAD:
         values = [getattr(each, name) for each in scores]
         known = [value for value in values if value is not None]
         if known:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half
-from lincorr_lightning.functional import Moments
 from lincorr_lightning.linear_map.fitting import FitMoments, split_rows
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.metrics import JointMoments
@@ -50,7 +49,3 @@ class HalfMoments(nn.Module):
         """Return what maps are fitted on, of all ranks, which must all call it."""
         parts = [self.fit, self.trying, self.judging]
         return FitMoments(*(metric.gather() for metric in parts if metric is not None))
-
-    def gather_test(self) -> Moments:
-        """Return what maps are scored on, of all ranks, which must all call it."""
-        return self.test.gather()

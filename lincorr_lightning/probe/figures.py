@@ -1,7 +1,7 @@
 """The figures of a probe: correlations beside their nulls, W, the ridge path, and rankings."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -142,19 +142,13 @@ def ridge_path_figure(frame: DataFrame, ridges: Mapping[str, float], lm: str) ->
     )
 
 
-class _Dots(NamedTuple):
-    """A dot in each row, none where the column has no number."""
-
-    column: str
-    label: str
-    marker: str
-    colour: str
-    face: str | None = None
+def _dots(label: str, marker: str, colour: str, face: str = "") -> dict[str, Any]:
+    return {"label": label, "marker": marker, "color": colour, "markerfacecolor": face or colour}
 
 
 def _dot_plot(
     frame: DataFrame,
-    dots: Sequence[_Dots],
+    dots: Mapping[str, dict[str, Any]],
     span: tuple[str, str],
     span_colour: str,
     title: str,
@@ -163,27 +157,20 @@ def _dot_plot(
 ) -> Figure:
     """Draw dots by row on one scale of r, and a line from one column to another in each row.
 
-    Rows beyond the first are left out, with a `note` of what is shown and of the table with all.
+    Each column of `dots` has a dot in the rows where it is known. Rows beyond the first are left
+    out, with a `note` of what is shown and of the table with all.
     """
     shown = frame.head(_MAX_ROWS)
     subtitle = _cut_note(len(shown), len(frame), *note)
     figure = plots.new_figure(7.5, 0.23 * max(len(shown), 3) + 1.0, title, subtitle)
     axes = figure.add_subplot()
-    values = shown[list({*span, *(one.column for one in dots)})].astype(float)
+    values = shown[list({*span, *dots})].astype(float)
     rows = np.arange(len(shown))
     axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
     axes.hlines(rows, values[span[0]], values[span[1]], color=span_colour, linewidth=2, zorder=1)
-    for column, label, marker, colour, face in dots:
+    for column, style in dots.items():
         if values[column].notna().any():
-            axes.plot(
-                values[column],
-                rows,
-                marker,
-                color=colour,
-                label=label,
-                markerfacecolor=face or colour,
-                markersize=5.5,
-            )
+            axes.plot(values[column], rows, linestyle="", markersize=5.5, **style)
     low, high = np.nanmin([0, *values.min()]), np.nanmax([0, *values.max()])
     axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -201,12 +188,12 @@ def nulls_figure(frame: DataFrame, lm: str) -> Figure:
 
     Only r above all of them is evidence.
     """
-    dots = [
-        _Dots("permuted_label_mean", "permuted baseline", "x", GREY),
-        _Dots("random_label_mean", "random words as source labels", "s", GREEN, "white"),
-        _Dots("control_label_mean", "control prompt as the source", "D", ORANGE, "white"),
-        _Dots("label_mean", "this pair", "o", BLUE),
-    ]
+    dots = {
+        "permuted_label_mean": _dots("permuted baseline", "x", GREY),
+        "random_label_mean": _dots("random words as source labels", "s", GREEN, "white"),
+        "control_label_mean": _dots("control prompt as the source", "D", ORANGE, "white"),
+        "label_mean": _dots("this pair", "o", BLUE),
+    }
     known = frame.dropna(subset="label_mean")
     return _dot_plot(
         known.sort_values("label_mean", ascending=False, kind="stable"),
@@ -230,11 +217,11 @@ def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Fig
     minus = " minus r of the control prompt" if above else ""
     label = f"r{minus}, 95 % interval"
     partialled = f"r, {', '.join(partial_out)} partialled out"
-    dots = [
-        _Dots("partial_label_mean", partialled, "D", GREEN, "white"),
-        _Dots("unclear", f"{label}; adjusted p above {FINDING:g}", "o", BLUE, "white"),
-        _Dots("clear", label, "o", BLUE),
-    ]
+    dots = {
+        "partial_label_mean": _dots(partialled, "D", GREEN, "white"),
+        "unclear": _dots(f"{label}; adjusted p above {FINDING:g}", "o", BLUE, "white"),
+        "clear": _dots(label, "o", BLUE),
+    }
     frame = frame.assign(
         clear=evidence.where(is_finding),
         unclear=evidence.where(~is_finding),

@@ -20,7 +20,7 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
-from lincorr_lightning.linear_map.fitting import Ridge, RidgeRequest, fit_maps, require_held_out
+from lincorr_lightning.linear_map.fitting import Ridge, check_ridge, fit_maps, require_held_out
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
 from lincorr_lightning.linear_map.scores import (
     PairScore,
@@ -60,7 +60,7 @@ class LinearProbe(LMStudy):
         paraphrases: Whether the paraphrases of each kind of knowledge are read, too. Scores are
             means over wordings, with their spread; the maps that are saved are of the first.
         ridge: Penalty on ``|W|^2``. 0 is the paper's map; ``auto`` takes, for each pair, the
-            strongest one that costs at most .02 of r, see `RidgeRequest`.
+            strongest one that costs at most .02 of r, see `Ridge`.
         require_reference: Pairs that must have a reference, for Hit@N; others may have one.
         control: Neutral prompt that replaces the source's as a null; null leaves it out.
         partial_out: Knowledge that is independent of the rest, as far as known: each pair's r is
@@ -96,12 +96,13 @@ class LinearProbe(LMStudy):
         random_labels: int = 20,
         prefix: str = "",
     ) -> None:
-        self.ridge_request = RidgeRequest(ridge)
+        check_ridge(ridge)
         require("model.random_labels", random_labels, at_least=0)
         if control is not None and control.count("{}") != 1:
             raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
         super().__init__(lm, prefix)
         self.save_hyperparameters()
+        self.ridge = ridge
         self.random_labels, self.partial_out = random_labels, partial_out
         self.layout = build_layout(
             self.lm.tokenizer,
@@ -116,7 +117,7 @@ class LinearProbe(LMStudy):
             n_random=random_labels,
             wordings="paraphrases" if paraphrases else "templates",
         )
-        self.moments = HalfMoments(self.layout, self.ridge_request.is_auto)
+        self.moments = HalfMoments(self.layout, chooses_ridges=ridge == "auto")
         self.instancewise = nn.ModuleList(
             InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets[s]])
             for s in self.layout.sources
@@ -186,8 +187,8 @@ class LinearProbe(LMStudy):
             self._batches["fit"].append(batch)
             self.moments.add("fit", rows, batch.first)
         if self.trainer.is_last_batch:
-            self.fitted = fit_maps(self.moments.gather_fit(), self.layout, self.ridge_request)
-            self.fitted_with = self.ridge_request.ridge
+            self.fitted = fit_maps(self.moments.gather_fit(), self.layout, self.ridge)
+            self.fitted_with = self.ridge
             self.fit_subjects = self._gather_subjects("fit")
             self._warn_of_few_subjects(self.fitted)
             cast(LightningOptimizer, self.optimizers()).step()
@@ -240,7 +241,7 @@ class LinearProbe(LMStudy):
         if self.trainer.sanity_checking:
             return
         assert self.fitted is not None
-        test, fitted = self.moments.gather_test(), self.fitted.to(self.device)
+        test, fitted = self.moments.test.gather(), self.fitted.to(self.device)
         self.fitted = replace(fitted, moments=None, solvers={})  # which take memory
         if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
             raise LanguageModelError(
@@ -377,10 +378,10 @@ class LinearProbe(LMStudy):
                     "the config.yaml of the run that wrote it, or fit again."
                 )
         self.fitted_with, self.fit_subjects = state["ridge"], state["fit_subjects"]
-        if self.fitted_with != self.ridge_request.ridge:
+        if self.fitted_with != self.ridge:
             rank_zero_info(
                 f"The maps of the checkpoint were fitted with model.ridge {self.fitted_with}; "
-                f"model.ridge {self.ridge_request.ridge} changes nothing here."
+                f"model.ridge {self.ridge} changes nothing here."
             )
         if (fitted := state["fitted"]) is not None:
             maps = {

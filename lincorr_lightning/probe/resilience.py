@@ -16,28 +16,39 @@ from lincorr_lightning.functional.significance import weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
+from lincorr_lightning.linear_map import fitting
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.baselines import beside_baselines
-from lincorr_lightning.linear_map.fitting import (
-    Ridge,
-    RidgeRequest,
-    fit_maps,
-    read_fit_subjects,
-    require_held_out,
-)
+from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.scores import PairScore, score, score_maps
+from lincorr_lightning.linear_map.scores import PairScore, score_maps
 from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.probe.accumulation import HalfMoments
-from lincorr_lightning.probe.results import pair_matrices
+from lincorr_lightning.probe.results import Matrix, pair_matrices
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Table, columns_of, short_name
+from lincorr_lightning.results.table import Table, column, columns_of, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
 _MIN_R = 0.2  # below this r a fraction of it means nothing
+_MATRICES = (
+    Matrix("after", "after", "The old map on the new LM"),
+    Matrix(
+        "kept",
+        "kept",
+        "Fraction of the refitted map's r that the old map keeps",
+        f"fraction of r, where the refitted r is {_MIN_R:g} or more",
+    ),
+    Matrix(
+        "after_std",
+        "after_std",
+        "The old map on the new LM, standard deviation of r over labels",
+        "standard deviation of r",
+        is_signed=False,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -50,42 +61,23 @@ class PairResilience:
 
     source: str
     target: str
-    before: float | None = score(format=".2f", matrix="before", caption="The old map on the old LM")
+    before: float | None = column(format=".2f", default=None)
     """None if r on the old LM is not known."""
-    after: float | None = score(format=".2f", matrix="after", caption="The old map on the new LM")
-    difference: float | None = score(
-        format=".2f",
-        matrix="difference",
-        caption="The old map on the new LM, minus on the old LM",
-    )
-    refitted: float | None = score(
-        format=".2f", matrix="refitted", caption="A map fitted on the new LM itself"
-    )
-    kept: float | None = score(
-        format=".2f",
-        matrix="kept",
-        caption="Fraction of the refitted map's r that the old map keeps",
-        unit=f"fraction of r, where the refitted r is {_MIN_R:g} or more",
-    )
-    """None where `refitted` is close to zero."""
-    random_label_mean: float | None = score(
-        heading="after, random words",
-        format=".2f",
-        matrix="random",
-        caption="Old maps of random source words on the new LM",
-    )
+    after: float | None = column(format=".2f", default=None)
+    difference: float | None = column(format=".2f", default=None)
+    refitted: float | None = column(format=".2f", default=None)
+    """R of a map that is fitted on the new LM itself."""
+    kept: float | None = column(format=".2f", default=None)
+    """`after` as a fraction of `refitted`; None where that is close to zero."""
+    random_label_mean: float | None = column("after, random words", ".2f", None)
+    """R of old maps of random source words."""
     same_prompt_label_mean: float | None = None  #: R of the old LM's W₀ on the new LM.
     excess_over_random: float | None = None
     """On the new LM: r of old maps of some labels (``model.random_labels``) above as many words."""
     random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
-    random_kept: float | None = score(heading="kept, random words", format=".2f")
+    random_kept: float | None = column("kept, random words", ".2f", None)
     """`random_label_mean` as a fraction of `random_refitted`."""
-    after_std: float | None = score(
-        matrix="after_std",
-        caption="The old map on the new LM, standard deviation of r over labels",
-        unit="standard deviation of r",
-        is_signed=False,
-    )
+    after_std: float | None = None  #: Standard deviation over labels.
     cosine: float | None = None  #: Of the old W and the refitted one.
     same_prompt_cosine: float | None = None  #: Of W₀ of both LMs.
     rest_cosine: float | None = None  #: Of W - W₀ of both LMs: what they add to the vocabulary.
@@ -121,7 +113,7 @@ class MapResilience(LMStudy):
         knowledge: Kinds of knowledge by name or family, where maps are fitted.
         pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
         knowledge_files: YAML files with knowledge of your own.
-        ridge: Penalty on ``|W|^2`` of maps that are fitted, see `RidgeRequest`; ``auto`` chooses
+        ridge: Penalty on ``|W|^2`` of maps that are fitted, see `Ridge`; ``auto`` chooses
             strengths on the old LM. The maps of a folder have their own. The maps of the new LM
             get the strengths of the old ones.
         random_labels: Number of source labels whose r is compared with that of as many random
@@ -150,17 +142,18 @@ class MapResilience(LMStudy):
                 "there is no map to test: set model.linear_map to the linear_map/ folder of a "
                 "probe's run, or model.before to the LM to fit maps on."
             )
-        self.ridge_request = RidgeRequest(ridge)
+        fitting.check_ridge(ridge)
         require("model.random_labels", random_labels, at_least=0)
         super().__init__(lm, prefix)
         self.save_hyperparameters()
+        self.ridge = ridge
         self.random_labels = random_labels
         self.stored: LinearMap | None = None
         self._fitted_on: set[str] = set()
         wanted = None if pairs is None else split_names(pairs)
         if linear_map is not None:
             self.stored = LinearMap.from_pretrained(linear_map)
-            self._fitted_on = read_fit_subjects(Path(linear_map).resolve().parent)
+            self._fitted_on = fitting.read_fit_subjects(Path(linear_map).resolve().parent)
             wanted = wanted or self.stored.pairs
             for pair in wanted:
                 self.stored.weight(pair)  # a LinearMapError if it has no such pair
@@ -191,7 +184,7 @@ class MapResilience(LMStudy):
             labels = {name: self.stored.labels(name) for name in used}
             self._check_labels(labels, f"the map of {self.stored.lm}")
             self.stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
-        chooses_ridges = self.stored is None and self.ridge_request.is_auto
+        chooses_ridges = self.stored is None and ridge == "auto"
         self.moments = HalfMoments(self.layout, chooses_ridges=False)
         self.moments_before = HalfMoments(self.layout_before, chooses_ridges)
         self.ridges: dict[Pair, float] = {}  #: Strengths of the maps of both LMs, after a test.
@@ -227,7 +220,7 @@ class MapResilience(LMStudy):
         """Add subjects of one half to the moments of both LMs."""
         require_fit_half_first(batch, batch_idx)
         if batch.half == "test":
-            require_held_out(batch.subjects, self._fitted_on)
+            fitting.require_held_out(batch.subjects, self._fitted_on)
         reads = [(self.lm, self.layout, self.moments)]
         if self.before is not None and (batch.half == "test" or self._fits_old_maps):
             reads.append((self.before, self.layout_before, self.moments_before))
@@ -243,7 +236,7 @@ class MapResilience(LMStudy):
 
     def build_results(self) -> Results:
         """Score all pairs."""
-        fit, test = self.moments.gather_fit().every, self.moments.gather_test()
+        fit, test = self.moments.gather_fit().every, self.moments.test.gather()
         if self.stored is not None:
             names = {pair: "->".join(pair) for pair in self.layout.pairs}
             self.ridges = {pair: self.stored.ridge[name] for pair, name in names.items()}
@@ -251,7 +244,7 @@ class MapResilience(LMStudy):
         if self._fits_old_maps:
             moments = self.moments_before.gather_fit()
             if self.stored is None:
-                old = fit_maps(moments, self.layout_before, self.ridge_request)
+                old = fitting.fit_maps(moments, self.layout_before, self.ridge)
                 self.ridges = dict(old.ridges)
             else:
                 old = fit_layout(moments.every, self.layout_before, self.ridges)
@@ -261,7 +254,7 @@ class MapResilience(LMStudy):
             old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
         before: Mapping[Pair, float | None] = {}
         if self.before is not None:
-            scores = score_maps(old, self.moments_before.gather_test())
+            scores = score_maps(old, self.moments_before.test.gather())
             before = {score.ends: score.label_mean for score in scores}
         after, refitted = (
             beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, counts=())
@@ -299,11 +292,7 @@ class MapResilience(LMStudy):
                 f"the change in r is due to precision. Set model.lm.dtype to {old}."
             )
             rank_zero_warn(warning)
-        return {
-            "lm_before": lm,
-            "dtypes": {"before": old, "after": new},
-            "warning": warning,
-        }
+        return {"lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning}
 
 
 def _cosines(old: FittedMaps, new: FittedMaps) -> dict[Pair, dict[str, Any]]:
@@ -374,7 +363,7 @@ def resilience_results(
         f"held-out subjects; refitted on {about['n_fit']:,}"
     )
     ending = ": label-wise correlation of every ordered pair."
-    matrices = list(pair_matrices(pairs, ending, "", note))
+    matrices = list(pair_matrices(_MATRICES, pairs, ending, "", note))
     return Results(
         study="resilience",
         values={**about, "mean": mean, "pairs": [asdict(pair) for pair in pairs]},

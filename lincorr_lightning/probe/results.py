@@ -14,7 +14,7 @@ from lincorr_lightning.errors import listed
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
-from lincorr_lightning.linear_map.scores import PairScore, fields_with, number_columns
+from lincorr_lightning.linear_map.scores import SPREAD, PairScore, number_columns
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
 
@@ -90,7 +90,7 @@ def probe_results(
         f"{strengths.pop() if len(strengths) == 1 else ridge}"
     )
     ending = " of every ordered pair, source to target."
-    matrices = list(pair_matrices(scores, ending, f" in {lm}", note))
+    matrices = list(pair_matrices(_MATRICES, scores, ending, f" in {lm}", note))
     every = [*_tables(findings), *(table for table, _ in matrices)]
     tables = {table.name: table for table in every}
     figures = [figure for _, figure in matrices]
@@ -122,10 +122,34 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
                 yield f"{phase}/{key}/{safe[score.pair]}", float(value)
 
 
+class Matrix(NamedTuple):
+    """A number of all pairs: the table and the heat map ``<name>_matrix``."""
+
+    number: str  #: Field of the pairs' records.
+    name: str
+    caption: str
+    unit: str = "Pearson r"
+    is_signed: bool = True  #: Whether colours go from -highest to highest, and not from 0.
+
+
+_OF_STD = "standard deviation of r"
+_MATRICES = (
+    Matrix("label_mean", "correlation", "Label-wise correlation"),
+    Matrix("label_std", "std", "Standard deviation of label-wise r over labels", _OF_STD, False),
+    Matrix("instance_mean", "instance", "Instance-wise correlation"),
+    Matrix(
+        "excess_over_random",
+        "random_words",
+        "Label-wise correlation above that of random words",
+        "difference of r",
+    ),
+)
+
+
 def pair_matrices(
-    scores: Sequence[Any], caption_end: str, title_end: str, note: str
+    matrices: Sequence[Matrix], scores: Sequence[Any], caption_end: str, title_end: str, note: str
 ) -> Iterator[tuple[Table, Figure]]:
-    """Yield table and heat map of each `score` that has a matrix and is known for some pair.
+    """Yield table and heat map of each matrix whose number is known for some pair.
 
     They have a row per source and a column per target. `scores` are records of one class with
     ``source``, ``target`` and the numbers; a figure's caption and title begin with what it shows.
@@ -135,31 +159,26 @@ def pair_matrices(
     names = dict.fromkeys(name for score in scores for name in (score.source, score.target))
     sources, targets = {score.source for score in scores}, {score.target for score in scores}
     rows, columns = ([name for name in names if name in side] for side in (sources, targets))
-    for one in fields(scores[0]):
-        about = one.metadata
-        if not about.get("matrix"):
-            continue
-        values = {(s.source, s.target): number(getattr(s, one.name)) for s in scores}
+    for matrix in matrices:
+        values = {(s.source, s.target): number(getattr(s, matrix.number)) for s in scores}
         if any(value is not None for value in values.values()):
             frame = Series(values, dtype="float64").unstack().reindex(index=rows, columns=columns)
-            name, shows = f"{about['matrix']}_matrix", about["caption"]
+            name = f"{matrix.name}_matrix"
             cells = frame.rename_axis("source").reset_index()
-            draw = partial(_draw, frame, shows + title_end, note, about)
+            draw = partial(_draw, matrix, frame, matrix.caption + title_end, note)
             yield (
-                Table(name, cells, shows, formats=dict.fromkeys(columns, ".2f")),
-                Figure(name, shows + caption_end, draw),
+                Table(name, cells, matrix.caption, formats=dict.fromkeys(columns, ".2f")),
+                Figure(name, matrix.caption + caption_end, draw),
             )
 
 
-def _draw(
-    frame: "DataFrame", title: str, note: str, about: Mapping[str, Any]
-) -> "MatplotlibFigure":
+def _draw(matrix: Matrix, frame: "DataFrame", title: str, note: str) -> "MatplotlibFigure":
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.results.plots import correlation_heatmap
 
     highest = max(float(np.nanmax(np.abs(frame.to_numpy()))), 0.01)
-    limits = -highest if about["is_signed"] else 0.0, highest
-    return correlation_heatmap(frame, title, note, about["unit"], limits)
+    limits = -highest if matrix.is_signed else 0.0, highest
+    return correlation_heatmap(frame, title, note, matrix.unit, limits)
 
 
 def _tables(findings: ProbeFindings) -> Iterator[Table]:
@@ -259,7 +278,7 @@ def _cautions(scores: Sequence[PairScore]) -> str:
 def _spread(scores: Sequence[PairScore]) -> Table:
     """Return the spread over wordings of the numbers of the headline table."""
     _, headings, formats = columns_of(PairScore)
-    shown = [name for name in fields_with(PairScore, "has_spread") if name in formats]
+    shown = [name for name in SPREAD if name in formats]
     form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
     rows = [
         {"pair": score.pair, "wordings": spread["n"]}
@@ -336,10 +355,7 @@ def top_influences(
 
 
 def _figures(
-    findings: ProbeFindings,
-    tables: Mapping[str, Table],
-    lm: str,
-    partial_out: Sequence[str],
+    findings: ProbeFindings, tables: Mapping[str, Table], lm: str, partial_out: Sequence[str]
 ) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures

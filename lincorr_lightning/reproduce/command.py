@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
@@ -170,11 +169,6 @@ class State:
             way_out = "Remove the folder, or name another one."
             self.runs = files.read_json(path, ConfigError, way_out)["runs"]
 
-    @rank_zero_only
-    def write(self) -> None:
-        """Write the file."""
-        files.write_json(self.path, {"runs": self.runs})
-
     def fill_in(self, plan: LMRuns) -> None:
         """Add the finished runs of an LM to its plan, and why others are missing."""
         for run in plan.runs:
@@ -212,7 +206,7 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
     Settings whose text is the path of a file or folder have a hash of its content.
     """
     settings: dict[str, list[str]] = {}
-    for source in _settings_of(run):
+    for source in (*map(read_config, run.configs), run.options):
         by_key: dict[str, list[str]] = {}
         for key, value in leaves(source):
             by_key.setdefault(key, []).append(_with_content(key, value, run.folder.parent))
@@ -224,20 +218,6 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
         # The states that are kept change a number's rounding at most.
         **{k: ", ".join(v) for k, v in settings.items() if not k.startswith(_STATE_CACHE)},
     }
-
-
-def _settings_of(run: PlannedRun) -> Iterator[dict[str, Any]]:
-    """Yield a run's configs, and each of its options."""
-    words = iter(run.arguments[1:])
-    for word in words:
-        if word == "--config":
-            yield read_config(next(words))
-            continue
-        key, _, text = word.removeprefix("--").partition("=")
-        try:
-            yield {key: files.load_yaml(text)}
-        except (ValueError, yaml.YAMLError):
-            yield {key: text}
 
 
 def _with_content(key: str, value: Any, home: Path) -> str:
@@ -285,7 +265,7 @@ def run_all(plans: Sequence[LMRuns], state: State) -> None:
         gc.collect()  # modules and trainers refer to each other
         entry["seconds"] = round(time.perf_counter() - start, 1)
         state.runs[f"{plan.name}/{run.name}"] = entry
-        state.write()
+        rank_zero_only(files.write_json)(state.path, {"runs": state.runs})
 
 
 def _make(run: PlannedRun, plan: LMRuns) -> None:

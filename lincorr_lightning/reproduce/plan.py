@@ -162,7 +162,9 @@ class PlannedRun:
     name: str  # as edits_city->country
     folder: Path
     study: str  # of a size, as edits
-    arguments: tuple[str, ...]  # the command line without the LM
+    verb: str  # of the command line, as fit
+    configs: tuple[str, ...]
+    options: Mapping[str, Any]  # over the configs, without the LM
     probe: Path | None = None  # edits are of subjects that its maps were not fitted on
     answers: tuple[str, ...] = ()  # of the edits, one each; empty if they are sampled
 
@@ -171,6 +173,15 @@ class PlannedRun:
         with suppress(ReportError):
             return SavedRun.read(self.folder / _VERSION)
         return None
+
+    @property
+    def arguments(self) -> Iterator[str]:
+        """The command line without the LM."""
+        yield self.verb
+        yield from (f"--config={config}" for config in self.configs)
+        for key, value in self.options.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"--{key}={text}"
 
     @property
     def is_finished(self) -> bool:
@@ -347,10 +358,9 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
         options = {"data.relation": relation, "data.subwords": subject == "subwords"}
         options["trainer.callbacks"] = _edit_callbacks(subject, relation, maps, plan)
         answers = _printed_answers(plan) if subject == "printed" else []
-    config = find_config(settings.studies[study]["config"])
-    arguments = [config_verb(Path(config).read_text(encoding="utf-8"))]
-    for file in (config, *settings.overlays):
-        arguments += ["--config", find_config(file)]
+    config = settings.studies[study]["config"]
+    configs = tuple(map(find_config, (config, *settings.overlays)))
+    verb = config_verb(Path(configs[0]).read_text(encoding="utf-8"))
     options |= {
         **settings.options,
         **settings.studies[study]["options"],
@@ -358,11 +368,8 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
         "name": folder.name,
         **({"data.n_edits": None} if answers else {}),
     }
-    for key, value in options.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        arguments.append(f"--{key}={text}")
     held_out = maps if study == "edits" else None
-    return PlannedRun(name, folder, study, tuple(arguments), held_out, tuple(answers))
+    return PlannedRun(name, folder, study, verb, configs, options, held_out, tuple(answers))
 
 
 def _edit_callbacks(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 from pandas import DataFrame, concat
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype, is_float_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import load_yaml
@@ -149,22 +149,46 @@ def _tables(run: SavedRun) -> dict[str, Table]:
 
 
 def _differing(*runs: SavedRun) -> Iterator[tuple[str, ...]]:
-    """Return folders, and what differs in LM, versions, settings and the rest of the config."""
-    values = []
+    """Yield what differs in folders, LM, versions, settings and config, and the texts of both."""
+    flat = []
     for run in runs:
         try:
             config = dict(load_yaml(run.config) or {})
         except (yaml.YAMLError, TypeError, ValueError) as error:
             raise ReportError(f"{run.folder / CONFIG_FILE} is no valid config.") from error
         head = {"folder": str(run.folder), "lm": run.lm, "versions": run.values["versions"]}
-        values.append({**head, **config, "model": {}, "data": {}, "settings": run.settings})
-    return pages.differing(values)
+        values = {**head, **config, "model": {}, "data": {}, "settings": run.settings}
+        flat.append(pages.flatten(values))
+    for key in dict.fromkeys(key for each in flat for key in each):
+        texts = [str(each.get(key)) for each in flat]
+        if len({*texts}) > 1:
+            yield key, *texts
 
 
 def _values(run: SavedRun) -> Table:
     flat = pages.flatten(pages.own_values(run))
     numbers = {key: float(value) for key, value in flat.items() if type(value) in (int, float)}
     return Table("values", DataFrame([numbers]), formats=dict.fromkeys(numbers, ".4g"))
+
+
+def _side_by_side(pair: _Pair) -> tuple[list[str], DataFrame]:
+    """Return the columns that identify rows of two tables, and the other columns side by side.
+
+    The frame is indexed by the former: units, then texts, then as many numbers as it takes to tell
+    the rows apart. The upper level of its columns is the side.
+    """
+    first, other = pair
+    kinds = {key: first.frame[key].dtype for key in first.keys if not first.formats.get(key)}
+    free = [key for key in kinds if key not in first.unit and key in other.keys]
+    free.sort(key=lambda key: (is_numeric_dtype(kinds[key]), is_float_dtype(kinds[key])))
+    candidates = [*first.unit, *free]
+    n = max(len(first.unit), 1)
+    while n < len(candidates) and any(t.frame.duplicated(candidates[:n]).any() for t in pair):
+        n += 1
+    keys = [key for key in first.keys if key in candidates[:n]]
+    frames = [table.frame.drop_duplicates(keys or None) for table in pair]
+    frames = [frame.set_index(keys) if keys else frame for frame in frames]
+    return keys, concat(frames, axis=1, keys=_SIDES, sort=False)
 
 
 def _is_number(both: DataFrame, key: str) -> bool:
@@ -178,7 +202,7 @@ def _numbers(pair: _Pair, pairs: Sequence[_Pair], seen: set[Hashable]) -> Iterat
     Means that are among those `seen` are left out, and the others added to them.
     """
     table = pair[0]
-    keys, both = pages.side_by_side(pair, _SIDES)
+    keys, both = _side_by_side(pair)
     for number, heading in zip(table.keys, table.titles, strict=True):
         form = table.formats.get(number)
         if not form or number in keys or not _is_number(both, number):
@@ -251,16 +275,12 @@ def _over_units(
     number: ComparedNumber, sums: _FLOATS, counts: _FLOATS, is_share: bool
 ) -> ComparedNumber:
     first, second = sums.sum(0) / counts.sum(0)
-    difference, error, low, high = difference_of_means(sums, counts, is_share)
     n_first, n_second = (counts > 0).sum(0).tolist()
     return replace(
         number,
         first=first,
         second=second,
-        difference=difference,
-        error=error,
-        low=low,
-        high=high,
+        **difference_of_means(sums, counts, is_share)._asdict(),
         n_first=n_first,
         n_second=n_second,
         n_both=int((counts > 0).all(1).sum()),
@@ -270,7 +290,7 @@ def _over_units(
 def _join(pair: _Pair) -> Table | None:
     """Lay a table of two runs side by side, numbers with their difference; None without any."""
     table = pair[0]
-    keys, both = pages.side_by_side(pair, _SIDES)
+    keys, both = _side_by_side(pair)
     rest = [key for key in table.keys if key not in keys and ("second", key) in both]
     numbers = [key for key in rest if _is_number(both, key)]
     joined = rest if table.unit else numbers

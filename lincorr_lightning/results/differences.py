@@ -15,7 +15,7 @@ _ADDED = np.array([[1.0, 0.0], [0.0, 1.0]])
 class Difference(NamedTuple):
     """A difference, its standard error and its 95 % interval; NaN with fewer than two units."""
 
-    value: float
+    difference: float
     error: float
     low: float
     high: float

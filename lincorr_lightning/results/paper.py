@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -40,10 +39,10 @@ class Quantity(NamedTuple):
         if run.study != self.study:
             return None
         source, _, target = relation.partition("->")
-        names = {"relation": relation, "source": source, "target": target, "answer": answer}
         used = run.tables if "tables" in self.path else ()
         tables = {table.name: table.frame.to_dict("records") for table in used}
-        value = _look_up({**run.values, "tables": tables}, self.path, names)
+        ends = {"relation": relation, "source": source, "target": target}
+        value = _look_up({**run.values, "tables": tables}, self.path, answer=answer, **ends)
         return None if value is None or math.isnan(value) else float(value)
 
 
@@ -56,11 +55,6 @@ class PaperNumber(NamedTuple):
     quantity: Quantity
     value: float  # shares are fractions of one
     answer: str = ""  # the source answer, if the number belongs to one
-
-    @property
-    def heading(self) -> str:
-        """The quantity and the answer."""
-        return self.quantity.heading + (f", {self.answer}" if self.answer else "")
 
     def is_about(self, lm: str) -> bool:
         """Return whether the number is about an LM, by its hub id or path."""
@@ -153,8 +147,8 @@ def _data() -> dict[str, Any]:
     return dict(yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8")))
 
 
-def _look_up(values: Any, path: str, names: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """Follow a path through mappings and lists; None where it leads nowhere."""
+def _look_up(values: Any, path: str, **names: str) -> Any:
+    """Follow a path, with names filled in, through mappings and lists; None if it leads nowhere."""
     for step in re.findall(r"\[[^]]*\]|[^.\[]+", path):
         if step.startswith("["):
             entries = [values] if isinstance(values, Mapping) else values

@@ -90,22 +90,16 @@ def bare_axes(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def panels_of(figure: Figure, n: int, n_columns: int, share_y: bool = False) -> list[Axes]:
-    """Return n panels in rows of `n_columns`, filled from the left."""
-    n_rows = max(math.ceil(n / n_columns), 1)
-    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y).ravel()
-    for empty in panels[n:]:
-        empty.set_axis_off()
-    return list(panels[:n])
-
-
 def to_png(figure: Figure) -> bytes:
     """Draw a figure; return the bytes of a PNG file.
 
     Dollar signs in texts are no formulas. Matplotlib takes each character from the first font that
     has it, and warns if none has.
     """
-    _set_fonts(figure)
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_fontfamily(_installed_fonts())
     # `savefig` would draw twice, for the layout first. Without transparency a file is smaller.
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
@@ -113,13 +107,6 @@ def to_png(figure: Figure) -> bytes:
     file = io.BytesIO()
     image.save(file, "png", dpi=(figure.dpi, figure.dpi), compress_level=2)  # twice as fast as 6
     return file.getvalue()
-
-
-def _set_fonts(figure: Figure) -> None:
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_parse_math(False)
-        text.set_fontfamily(_installed_fonts())
 
 
 def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
@@ -199,10 +186,14 @@ def curves(
     names = list(frame["_panel"].unique()) or [""]
     n_columns = min(len(names), per_row)
     colour_of = _colours_of([*frame["_line"].unique()], colours)
-    width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
+    n_rows = math.ceil(len(names) / n_columns)
+    width, height = size[0] * n_columns, size[1] * n_rows
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
     figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
-    panels = panels_of(figure, len(names), n_columns, share_y)
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y).ravel()
+    for empty in grid[len(names) :]:
+        empty.set_axis_off()
+    panels = list(grid[: len(names)])
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         in_panel = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
@@ -230,20 +221,12 @@ def _draw_line(
     axes: Axes, rows: DataFrame, columns: tuple[Any, ...], label: str | None, colour: Any
 ) -> None:
     x, y, dashed, band = columns
-    marker = "o" if len(rows) <= _MAX_MARKERS else ""
+    style: dict[str, Any] = {"color": colour, "marker": "o" if len(rows) <= _MAX_MARKERS else ""}
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
     for part, dash, width, size in ((rows[~dotted], "-", 1.6, 4.0), (rows[dotted], ":", 1.0, 2.5)):
         if len(part):
-            axes.plot(
-                part[x],
-                part[y],
-                dash,
-                label=label,
-                color=colour,
-                linewidth=width,
-                marker=marker,
-                markersize=size,
-            )
+            style |= {"label": label, "linewidth": width, "markersize": size}
+            axes.plot(part[x], part[y], dash, **style)
             label = None
     if band:
         edge = 4 if len(rows) == 1 else 0  # a band of one point has no width
@@ -278,6 +261,7 @@ def bars(
     width = 0.8 / max(len(colour_of), 1)
     figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
+    number = "{:.0%}" if percent else "{:.2f}"
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
         at = np.array([groups.index(value) for value in rows[x]], dtype=float)
@@ -291,14 +275,7 @@ def bars(
             yerr=None if error is None else rows[error].to_numpy(float),
             error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
         )
-        axes.bar_label(
-            drawn,
-            fmt="{:.0%}" if percent else "{:.2f}",
-            padding=3,
-            fontsize=8,
-            color=INK,
-            bbox=_HALO,
-        )
+        axes.bar_label(drawn, fmt=number, padding=3, fontsize=8, color=INK, bbox=_HALO)
         for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
             axes.hlines(
                 rows[mark],
@@ -347,13 +324,10 @@ def _legend_columns(names: Sequence[Any], width: float) -> int:
 History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
 
 
-def training_curves(
-    history: History, title: str, subtitle: str = "", colours: Mapping[Any, str] | None = None
-) -> Figure:
+def training_curves(history: History, title: str, subtitle: str = "") -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
-    The part of a key before its first ``/`` is its group; `colours` are by the rest. Values that
-    are not finite are left out.
+    The part of a key before its first ``/`` is its group. Values that are not finite are left out.
     """
     from pandas import DataFrame
 
@@ -372,7 +346,6 @@ def training_curves(
         "group" if rows else None,
         title=title,
         subtitle=subtitle if rows else "nothing was logged",
-        colours=colours,
         labels=("step", ""),
     )
 

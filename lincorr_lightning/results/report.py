@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import groupby
@@ -16,14 +16,13 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
-from pandas import DataFrame, MultiIndex, concat, json_normalize
-from pandas.api.types import is_float_dtype, is_numeric_dtype
+from pandas import DataFrame, MultiIndex, json_normalize
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.results import SHARED_KEYS, Figure
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Table, clean, column, escape_markdown, short_name
+from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
 from lincorr_lightning.version import __version__
 
 PAGE = "report.html"
@@ -53,18 +52,6 @@ def report(args: Sequence[str]) -> Path:
     return page
 
 
-@dataclass(frozen=True)
-class _RunRow:
-    """A row of the table of runs at the head of a page."""
-
-    run: int = column(format="d")
-    study: str = column()
-    LM: str = column()
-    parameters: str = column(format=".3g")
-    version: str = column()
-    folder: str = column()
-
-
 def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> Path:
     """Write ``report.html``, and files of tables for each study; return the page's path.
 
@@ -78,16 +65,20 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     order = list(dict.fromkeys(run.study for run in saved))
     saved.sort(key=lambda run: (order.index(run.study), run.n_parameters or math.inf, run.lm_name))
     numbered = list(enumerate(saved, start=1))
+    columns = ["run", "study", "LM", "parameters", "version", "folder"]
+    lms = [short_name(run.lm_name) for run in saved]
     rows = [
-        _RunRow(n, run.study, short_name(run.lm_name), run.size, run.version, str(run.folder))
-        for n, run in numbered
+        (n, run.study, lm, run.size, run.version, str(run.folder))
+        for (n, run), lm in zip(numbered, lms, strict=True)
     ]
+    formats = {"run": "d", "parameters": ".3g"}
+    overview = Table.of("runs", rows, columns, "Runs", formats=formats)
     sections = []
     for study, members in groupby(numbered, key=lambda pair: pair[1].study):
         numbers, of_study = zip(*members, strict=True)
         sections.append(_section(study, numbers, of_study))
-    title = f"Linear correlation in {', '.join(dict.fromkeys(row.LM for row in rows))}"
-    return write_page(output, title, [Table.of("runs", rows, caption="Runs")], sections, len(saved))
+    title = f"Linear correlation in {', '.join(dict.fromkeys(lms))}"
+    return write_page(output, title, [overview], sections, len(saved))
 
 
 @dataclass(frozen=True)
@@ -258,32 +249,3 @@ def run_names(runs: Sequence[SavedRun]) -> list[str]:
         both = [f"{name}, {detail}" for name, detail in zip(short, details, strict=True)]
         names = [full if count[full] == 1 else name for full, name in zip(names, both, strict=True)]
     return names
-
-
-def side_by_side(tables: Sequence[Table], names: Sequence[Any]) -> tuple[list[str], DataFrame]:
-    """Return the columns that identify rows in some tables, and the other columns side by side.
-
-    The frame is indexed by the former: units, then texts, then as many numbers as it takes to tell
-    the rows apart. The upper level of its columns is the table's name.
-    """
-    first, *others = tables
-    kinds = {key: first.frame[key].dtype for key in first.keys if not first.formats.get(key)}
-    free = [key for key in kinds if key not in first.unit and all(key in t.keys for t in others)]
-    free.sort(key=lambda key: (is_numeric_dtype(kinds[key]), is_float_dtype(kinds[key])))
-    candidates = [*first.unit, *free]
-    n = max(len(first.unit), 1)
-    while n < len(candidates) and any(t.frame.duplicated(candidates[:n]).any() for t in tables):
-        n += 1
-    keys = [key for key in first.keys if key in candidates[:n]]
-    frames = [table.frame.drop_duplicates(keys or None) for table in tables]
-    frames = [frame.set_index(keys) if keys else frame for frame in frames]
-    return keys, concat(frames, axis=1, keys=names, sort=False)
-
-
-def differing(values: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Yield the keys by which nested values differ, joined by dots, and the texts of the values."""
-    flat = [flatten(each) for each in values]
-    for key in dict.fromkeys(key for each in flat for key in each):
-        texts = [str(each.get(key)) for each in flat]
-        if len({*texts}) > 1:
-            yield key, *texts

@@ -47,7 +47,7 @@ def test_it_knows_its_facts(lm, name):
         if statement.subject in invented or name == "X+1"
     ]
     assert len(statements) >= world.config.n_people
-    ids, mask = lm.pad(lm.rows([s.prompt for s in statements]))
+    ids, mask = lm.pad(lm.rows([s.knowledge.prompt(s.subject) for s in statements]))
     with torch.no_grad():
         logits = lm.model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1]
     said = lm.tokenizer.convert_ids_to_tokens(logits.argmax(-1).tolist())

@@ -254,15 +254,15 @@ def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
         "data": {"init_args": {"subjects_file": "a b, c.txt", "sample_by": "line"}},
     }
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
-    options = [
-        "--data.texts=[texts]",
-        "--data.edits_file=more/edits.jsonl",
-        "--model.a=: \0 {",
-        f"--trainer.default_root_dir={home}",
-        f"--model.linear_map={home}/probe/version_0",
-        "--data.knowledge_files=[gone.yaml, given.yaml]",
-    ]
-    run = PlannedRun("edits", home / "edits", "edits", ("fit", "--config", "own.yaml", *options))
+    options = {
+        "data.texts": ["texts"],
+        "data.edits_file": "more/edits.jsonl",
+        "model.a": ": \0 {",
+        "trainer.default_root_dir": str(home),
+        "model.linear_map": f"{home}/probe/version_0",
+        "data.knowledge_files": ["gone.yaml", "given.yaml"],
+    }
+    run = PlannedRun("edits", home / "edits", "edits", "fit", ("own.yaml",), options)
     plan = LMRuns("lm", "lm")
     for name in (*read, *written):
         before = command.run_inputs(run, plan)

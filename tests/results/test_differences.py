@@ -25,7 +25,7 @@ def test_pairs_have_the_interval_of_the_paired_t_test(n: int) -> None:
     test = ttest_rel(values[:, 1], values[:, 0])
     low, high = test.confidence_interval()
     assert found == pytest.approx((np.diff(values.mean(0))[0], found.error, low, high))
-    assert found.value / found.error == pytest.approx(test.statistic)
+    assert found.difference / found.error == pytest.approx(test.statistic)
 
 
 def test_different_units_have_the_error_of_welch() -> None:
@@ -33,7 +33,7 @@ def test_different_units_have_the_error_of_welch() -> None:
     first, second = rng.normal(size=12), rng.normal(2, 3, size=30)
     found = difference_of_means(*disjoint(first, second))
     test = ttest_ind(second, first, equal_var=False)
-    assert found.value / found.error == pytest.approx(test.statistic)
+    assert found.difference / found.error == pytest.approx(test.statistic)
     # Degrees of freedom of the smaller sample: never narrower than Welch's interval.
     low, high = test.confidence_interval()
     assert found.low < low and high < found.high
@@ -67,7 +67,7 @@ def test_pairs_of_shares_have_the_interval_of_bonett_and_price() -> None:
 def test_shares_without_a_difference_still_have_a_width() -> None:
     ones = np.ones((24, 2))
     found = difference_of_means(ones, ones, shares=True)
-    assert found.value == found.error == 0 and -found.low == found.high > 0.05
+    assert found.difference == found.error == 0 and -found.low == found.high > 0.05
     assert difference_of_means(ones, ones)[1:] == (0, 0, 0)
     assert difference_of_means(*disjoint(ones[:3, 0], 0 * ones[:3, 0]), shares=True).low == -1
 
@@ -84,4 +84,4 @@ def test_shares_cover_the_truth() -> None:
 
 def test_one_unit_has_no_error() -> None:
     found = difference_of_means(np.array([[1.0, 3.0]]), np.ones((1, 2)))
-    assert found.value == 2 and np.isnan(found[1:]).all()
+    assert found.difference == 2 and np.isnan(found[1:]).all()

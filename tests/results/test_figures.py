@@ -185,12 +185,11 @@ def test_a_name_has_its_colour_in_every_panel() -> None:
         "edit_step/other": [(1, 0.3)],
     }
     colours: dict[str, set[object]] = {}
-    shown = panels(training_curves(given, "title", colours={"unchanged": "#767676"}))
+    shown = panels(training_curves(given, "title"))
     for axes in shown.values():
         for line in axes.get_lines():
             colours.setdefault(str(line.get_label()), set()).add(line.get_color())
     assert all(len(one) == 1 for one in colours.values()) and len(set.union(*colours.values())) == 3
-    assert colours["unchanged"] == {"#767676"}
 
 
 def test_a_run_without_numbers_has_a_figure_that_says_so() -> None:

@@ -36,7 +36,7 @@ def test_single_numbers(
 
 
 def test_each_number_is_there_once_of_relations_that_exist() -> None:
-    keys = [(n.lm, n.relation, n.heading) for n in paper_numbers()]
+    keys = [(n.lm, n.relation, n.quantity.heading, n.answer) for n in paper_numbers()]
     assert len(keys) == len(set(keys)) == 163
     names = set(Catalogue.load())
     for number in paper_numbers():

@@ -301,11 +301,6 @@ class Statement:
     answer: Answer
 
     @property
-    def prompt(self) -> str:
-        """The prompt for the subject."""
-        return self.knowledge.prompt(self.subject)
-
-    @property
     def text(self) -> str:
         """The prompt and the first word of the answer.
 

@@ -148,7 +148,7 @@ def test_everybody_stands_for_a_number(catalogue, world):
         facts = world.people.get(statement.subject)
         number = int(facts["number"] if facts else statement.subject)
         expected = number + 3 if statement.knowledge.name == "X+3" else number * 2
-        assert statement.text == f"{statement.prompt}{expected}"
+        assert statement.text == f"{statement.knowledge.prompt(statement.subject)}{expected}"
         assert int(statement.answer.text) == expected
     assert Counter(facts["number"] for facts in world.people.values()).keys() == set("0123456789")
     named = World.generate(replace(CONFIG, n_people=20, nicknames=True), catalogue, ["city", "X+1"])
@@ -170,13 +170,13 @@ def test_a_world_has_several_languages(catalogue):
     texts = [f"{statement.text}." for statement in statements]
     whole, prompts = (  # all at once: one by one they take ten times as long
         [encoding.tokens for encoding in tokenizer.backend_tokenizer.encode_batch(each)]
-        for each in (texts, [statement.prompt for statement in statements])
+        for each in (texts, [one.knowledge.prompt(one.subject) for one in statements])
     )
     for statement, tokens, prompt in zip(statements, whole, prompts, strict=True):
         attribute = statement.knowledge.name.removesuffix(f"_{statement.knowledge.language}")
         assert statement.answer.identity == world.people[statement.subject][attribute]
         # The subject is one token, and so is the answer that the text ends on.
-        assert tokens[0] == statement.subject or not statement.prompt.startswith(statement.subject)
+        assert tokens[0] == statement.subject or not statement.knowledge.template.startswith("{}")
         assert len(tokens) == len(prompt) + 2
         assert statement.answer.text.startswith(tokens[len(prompt)])
     for name in ("job", "company", "language", "gender"):
