@@ -304,7 +304,7 @@ def test_a_row_that_lacks_the_fields_is_skipped(
             r"e\.csv cannot be read: .*Save it in UTF-8",
         ),
         ("e.json", pandas.DataFrame(LIST).to_json(orient="split"), 'e.json: .*orient="records"'),
-        ("e.json", gzip.compress(b"[]"), "packed by gzip; unpack it"),
+        ("e.json", gzip.compress(b"[]", mtime=0), "packed by gzip; unpack it"),
         ("e.csv", b"PK\x03\x04, subject, answer", "packed by zip; unpack it"),
         ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],
