@@ -18,8 +18,7 @@ from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-LEARNING_RATE = 4e-3
-"""Default peak learning rate of Adam."""
+LEARNING_RATE = 4e-3  #: Default peak learning rate of Adam.
 _WARMUP_SHARE = 0.05  # of the steps, with a linearly increasing learning rate
 _DECAY_SHARE = 0.4  # of the steps, at the end, with one that decreases linearly to 0
 _AUX_LOSS_COEF = 1 / 32
