@@ -64,11 +64,7 @@ class StackedAutoencoders(nn.Module):
     squared error as a share of the variance, so that hook points have equal weight; dead features
     learn the error by an auxiliary loss (Gao et al., 2024, arXiv 2406.04093, section 2.4).
 
-    Args:
-        hook_points: Hook points, each of which has an SAE.
-        width: Width of the activations.
-        settings: Sizes.
-        seed: Seed of the initial weights, those of a hook point whatever the others are.
+    The initial weights of a hook point follow from the `seed`, whatever the others are.
     """
 
     input_scale: Tensor
