@@ -95,13 +95,8 @@ class RelationCallback(PeriodicCallback):
 class MeasuredRelation:
     """A relation on the LM of a run: its labels, and readers of its prompts.
 
-    Args:
-        run: The LM in training.
-        study: Kind of the callback's results.
-        name: Relation; None takes that of the run's edits, or city->country in a run without.
-        knowledge_files: YAML files with more knowledge; None takes that of the run's edits.
-        controls: Kinds of knowledge that are read, too.
-        paraphrases: Other prompts of the source.
+    The `study`, the relation's name and `knowledge_files` are those of a `RelationCallback`;
+    `controls` are kinds of knowledge that are read, too, `paraphrases` other prompts of the source.
 
     Attributes:
         tokenized: The relation with its labels in this LM's vocabulary.
@@ -210,13 +205,8 @@ class MeasuredRelation:
 class RelationMap:
     """W and b of a relation: of a folder, or fitted on the LM before training.
 
-    Callbacks of a run that ask for the same map share one fit.
-
-    Args:
-        owner: The callback's class, for messages.
-        folder: Folder of a linear map; None fits one.
-        ridge: Ridge of the fitted map, see `RidgeRequest`.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
+    Callbacks of a run that ask for the same map share one fit. It is on `n_subjects`, or as many as
+    the vocabulary has, if there is no `folder`; `owner` is the callback's class, for messages.
     """
 
     def __init__(self, owner: str, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
