@@ -116,7 +116,6 @@ class HuggingFaceCallback(TrainerCallback):
 
 
 def _is_evaluated_after(args: Any, state: Any, loader: Any) -> bool:
-    """Return whether the Trainer evaluates after its next step."""
     after = copy(state)
     after.global_step += 1
     flow: TrainerControl = DefaultFlowCallback().on_step_end(args, after, TrainerControl())

@@ -470,7 +470,6 @@ def _is_read_after(run: LMRun, batch_idx: int) -> bool:
 
 
 def _open_all(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-    """Find the LM of each callback, and open all of them."""
     dataset = edit_dataset(trainer)
     measured = set() if dataset is None else set(dataset.resolved.subjects)
     names: Counter[str] = Counter()

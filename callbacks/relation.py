@@ -97,11 +97,6 @@ class MeasuredRelation:
 
     The `study`, the relation's name and `knowledge_files` are those of a `RelationCallback`;
     `controls` are kinds of knowledge that are read, too, `paraphrases` other prompts of the source.
-
-    Attributes:
-        tokenized: The relation with its labels in this LM's vocabulary.
-        domains: The prompts that are read, see `edit_domains`.
-        tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
     """
 
     def __init__(
@@ -125,8 +120,10 @@ class MeasuredRelation:
         subwords = edits is not None and edits.subwords
         #: The subjects of the run's edits, if its dataset lists them.
         self.edited_subjects = [] if edits is None else edits.subjects
+        #: The relation with its labels in this LM's vocabulary.
         self.tokenized = TokenizedRelation.of(name, catalogue, tokenizer, subwords)
-        self.tag = run.tag(study, name)
+        self.tag = run.tag(study, name)  #: Name of the relation, see `LMRun.tag`.
+        #: The prompts that are read, see `edit_domains`.
         self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer, paraphrases)
         for domain in self.domains.values():
             run.cache.register_tokens(domain.token_ids)
