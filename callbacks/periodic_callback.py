@@ -240,10 +240,7 @@ class PeriodicCallback(L.Callback):
         return self._key or f"{type(self).__qualname__} {id(self)}"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the LM, and measure before training changes it.
-
-        The first callback opens all, so that what they announce is read together.
-        """
+        # The first callback opens all, so that what they announce is read together.
         if all(each._run is None for each in periodic_callbacks(trainer)):
             _open_all(trainer, pl_module)
             after_train_end(trainer, partial(_complete_all, trainer))
@@ -428,11 +425,6 @@ class PeriodicCallback(L.Callback):
         return dict(vars(self.state))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements.
-
-        Raises:
-            CheckpointError: Another version wrote the checkpoint, with other measurements.
-        """
         try:
             self.state = self.state_class(**state_dict)
         except TypeError as error:

@@ -100,7 +100,6 @@ class SourceFinetune(LMStudy):
         self._n_steps_of_rank = 0
 
     def data_arguments(self) -> dict[str, Any]:
-        """Return the LM, and how edits are trained, which decides how they are batched."""
         return {**super().data_arguments(), "training": self.edit_training}
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
@@ -158,7 +157,6 @@ class SourceFinetune(LMStudy):
         )
 
     def on_train_start(self) -> None:
-        """Keep the gradients of independent edits on the rank that trains them."""
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
