@@ -335,12 +335,11 @@ class PeriodicCallback(L.Callback):
         runs.write_parts(self.run.trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Measure again if other callbacks have changed the LM after training; release it."""
         self.measure_changed_weights()
         self._run = None
 
     def measure_changed_weights(self) -> None:
-        """Measure again if the LM has changed since the end of training."""
+        """Measure again if other callbacks have changed the LM since the end of training."""
         if self._run is not None and self.output is not None and self.adapter_id is None:
             cache = self.run.cache
             if self._is_first:

@@ -107,7 +107,6 @@ class SourceFinetune(LMStudy):
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before the LM is loaded."""
         if is_sharded(self.trainer) and (self.is_independent or self.save_model):
             raise ConfigError(
                 "a sharded LM is trained with model.protocol joint and model.save_model false. "
