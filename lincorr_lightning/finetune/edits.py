@@ -202,7 +202,7 @@ class SampledEdits:
 class ListedEdits:
     """Edits that somebody wrote. Each row is an edit or skipped, also where it is above a limit."""
 
-    rows: Sequence[RawEdit]  #: Of a file or a list; each names the LM that it has for its own.
+    rows: Sequence[RawEdit]  #: Of a file or a list; each names its own LM, if it has one.
     setting: str = "data.edits_file"  #: Config key of the rows, for messages.
     n: int | None = None  #: Largest number of edits, of which the first are used.
     max_per_reference: int | None = None  #: Largest number of edits with the same reference.
