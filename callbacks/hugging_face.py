@@ -25,9 +25,6 @@ class HuggingFaceCallback(TrainerCallback):
     ``EarlyStoppingCallback`` (after this one) can name it: they are measured on the weights that
     are evaluated, after training, too. `StopAtLeak` stops the training. Tables and figures go to a
     folder below ``output_dir``. The LM must not be sharded; a resumed run measures from its start.
-
-    Args:
-        *callbacks: Callbacks such as `Generalization`, `GradientCorrelation` or `StopAtLeak`.
     """
 
     def __init__(self, *callbacks: PeriodicCallback | StopAtLeak) -> None:
@@ -119,7 +116,6 @@ class HuggingFaceCallback(TrainerCallback):
 
 
 def _is_evaluated_after(args: Any, state: Any, loader: Any) -> bool:
-    """Return whether the Trainer evaluates after its next step."""
     after = copy(state)
     after.global_step += 1
     flow: TrainerControl = DefaultFlowCallback().on_step_end(args, after, TrainerControl())

@@ -71,7 +71,6 @@ class Intervention(RelationCallback):
         return self.state.maps
 
     def open(self) -> Iterable[str]:
-        """Refuse edits and LMs whose target logits do not show the states."""
         run = self.run
         lm = run.cache.lm
         self._at = self.measured_relation()

@@ -240,10 +240,7 @@ class PeriodicCallback(L.Callback):
         return self._key or f"{type(self).__qualname__} {id(self)}"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the LM, and measure before training changes it.
-
-        The first callback opens all, so that what they announce is read together.
-        """
+        # The first callback opens all, so that what they announce is read together.
         if all(each._run is None for each in periodic_callbacks(trainer)):
             _open_all(trainer, pl_module)
             after_train_end(trainer, partial(_complete_all, trainer))
@@ -338,12 +335,11 @@ class PeriodicCallback(L.Callback):
         runs.write_parts(self.run.trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Measure again if other callbacks have changed the LM after training; release it."""
         self.measure_changed_weights()
         self._run = None
 
     def measure_changed_weights(self) -> None:
-        """Measure again if the LM has changed since the end of training."""
+        """Measure again if other callbacks have changed the LM since the end of training."""
         if self._run is not None and self.output is not None and self.adapter_id is None:
             cache = self.run.cache
             if self._is_first:
@@ -428,11 +424,6 @@ class PeriodicCallback(L.Callback):
         return dict(vars(self.state))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements.
-
-        Raises:
-            CheckpointError: Another version wrote the checkpoint, with other measurements.
-        """
         try:
             self.state = self.state_class(**state_dict)
         except TypeError as error:
@@ -470,7 +461,6 @@ def _is_read_after(run: LMRun, batch_idx: int) -> bool:
 
 
 def _open_all(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-    """Find the LM of each callback, and open all of them."""
     dataset = edit_dataset(trainer)
     measured = set() if dataset is None else set(dataset.resolved.subjects)
     names: Counter[str] = Counter()

@@ -95,18 +95,8 @@ class RelationCallback(PeriodicCallback):
 class MeasuredRelation:
     """A relation on the LM of a run: its labels, and readers of its prompts.
 
-    Args:
-        run: The LM in training.
-        study: Kind of the callback's results.
-        name: Relation; None takes that of the run's edits, or city->country in a run without.
-        knowledge_files: YAML files with more knowledge; None takes that of the run's edits.
-        controls: Kinds of knowledge that are read, too.
-        paraphrases: Other prompts of the source.
-
-    Attributes:
-        tokenized: The relation with its labels in this LM's vocabulary.
-        domains: The prompts that are read, see `edit_domains`.
-        tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
+    The `study`, the relation's name and `knowledge_files` are those of a `RelationCallback`;
+    `controls` are kinds of knowledge that are read, too, `paraphrases` other prompts of the source.
     """
 
     def __init__(
@@ -130,8 +120,10 @@ class MeasuredRelation:
         subwords = edits is not None and edits.subwords
         #: The subjects of the run's edits, if its dataset lists them.
         self.edited_subjects = [] if edits is None else edits.subjects
+        #: The relation with its labels in this LM's vocabulary.
         self.tokenized = TokenizedRelation.of(name, catalogue, tokenizer, subwords)
-        self.tag = run.tag(study, name)
+        self.tag = run.tag(study, name)  #: Name of the relation, see `LMRun.tag`.
+        #: The prompts that are read, see `edit_domains`.
         self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer, paraphrases)
         for domain in self.domains.values():
             run.cache.register_tokens(domain.token_ids)
@@ -210,13 +202,8 @@ class MeasuredRelation:
 class RelationMap:
     """W and b of a relation: of a folder, or fitted on the LM before training.
 
-    Callbacks of a run that ask for the same map share one fit.
-
-    Args:
-        owner: The callback's class, for messages.
-        folder: Folder of a linear map; None fits one.
-        ridge: Ridge of the fitted map, see `Ridge`.
-        n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
+    Callbacks of a run that ask for the same map share one fit. It is on `n_subjects`, or as many as
+    the vocabulary has, if there is no `folder`; `owner` is the callback's class, for messages.
     """
 
     def __init__(self, owner: str, folder: str | None, ridge: Ridge, n_subjects: int) -> None:

@@ -20,19 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """A low-rank adapter (LoRA).
-
-    Attributes:
-        rank: Rank of the update of each weight matrix.
-        alpha: Scale of the update, which is multiplied by alpha / rank.
-        target_modules: Names of the adapted linear layers, ``[q_proj]``; null: all but the head.
-        seed: Seed of the initial weights.
-    """
+    """A low-rank adapter (LoRA)."""
 
     rank: int = 8
+    """Rank of the update of each weight matrix."""
     alpha: float = 16.0
+    """Scale of the update, which is multiplied by alpha / rank."""
     target_modules: list[str] | None = None
+    """Names of the adapted linear layers, ``[q_proj]``; null: all but the head."""
     seed: int = 0
+    """Seed of the initial weights."""
 
     def __post_init__(self) -> None:
         require("model.adapter.rank", self.rank, above=0)

@@ -131,8 +131,8 @@ def peak_sentence(rows: Sequence[Mapping[str, Any]], relation: str) -> str:
     peak = max(known, key=lambda row: row["specific"])
     last = known[-1]
     steps = "step" if peak["step"] == 1 else "steps"
-    sentence = f"Edits of {relation}: {peak['specific']:.0%} specific to their subject after "
-    sentence += f"{peak['step']:g} {steps}"
+    share = f"{peak['specific']:.0%} specific to their subject"
+    sentence = f"Edits of {relation}: {share} after {peak['step']:g} {steps}"
     if peak is not last:
         sentence += f", {last['specific']:.0%} after {last['step']:g}: stop at {peak['step']:g}"
     return f"{sentence}."

@@ -189,39 +189,24 @@ class SampledEdits:
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
-
-    Attributes:
-        n: Number of edits.
-        subjects: Candidates; None samples some.
-        subject_kind: Which strings sampled subjects are.
-        seed: Seed of subjects and answers.
-        max_per_reference: Largest number of edits with the same reference.
     """
 
-    n: int
-    subjects: Sequence[str] | None = None
-    subject_kind: SubjectKind = "any"
-    seed: int = 0
-    max_per_reference: int | None = None
+    n: int  #: Number of edits.
+    subjects: Sequence[str] | None = None  #: Candidates; None samples some.
+    subject_kind: SubjectKind = "any"  #: Which strings sampled subjects are.
+    seed: int = 0  #: Seed of subjects and answers.
+    max_per_reference: int | None = None  #: Largest number of edits with the same reference.
 
 
 @dataclass(frozen=True)
 class ListedEdits:
-    """Edits that somebody wrote. Each row is an edit or skipped, also where it is above a limit.
+    """Edits that somebody wrote. Each row is an edit or skipped, also where it is above a limit."""
 
-    Attributes:
-        rows: Rows of a file or a list. Those of edits that each have an LM of their own name it.
-        setting: Config key of the rows, for messages.
-        n: Largest number of edits, of which the first are used.
-        max_per_reference: Largest number of edits with the same reference.
-        skipped: Rows that were left out before.
-    """
-
-    rows: Sequence[RawEdit]
-    setting: str = "data.edits_file"
-    n: int | None = None
-    max_per_reference: int | None = None
-    skipped: Sequence[RawEdit] = ()
+    rows: Sequence[RawEdit]  #: Of a file or a list; each names its own LM, if it has one.
+    setting: str = "data.edits_file"  #: Config key of the rows, for messages.
+    n: int | None = None  #: Largest number of edits, of which the first are used.
+    max_per_reference: int | None = None  #: Largest number of edits with the same reference.
+    skipped: Sequence[RawEdit] = ()  #: Rows that were left out before.
 
 
 EditSource = SampledEdits | ListedEdits

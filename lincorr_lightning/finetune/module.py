@@ -100,7 +100,6 @@ class SourceFinetune(LMStudy):
         self._n_steps_of_rank = 0
 
     def data_arguments(self) -> dict[str, Any]:
-        """Return the LM, and how edits are trained, which decides how they are batched."""
         return {**super().data_arguments(), "training": self.edit_training}
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
@@ -108,7 +107,6 @@ class SourceFinetune(LMStudy):
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before the LM is loaded."""
         if is_sharded(self.trainer) and (self.is_independent or self.save_model):
             raise ConfigError(
                 "a sharded LM is trained with model.protocol joint and model.save_model false. "
@@ -158,7 +156,6 @@ class SourceFinetune(LMStudy):
         )
 
     def on_train_start(self) -> None:
-        """Keep the gradients of independent edits on the rank that trains them."""
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]

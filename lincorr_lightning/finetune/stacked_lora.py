@@ -42,7 +42,7 @@ class _Rows(NamedTuple):
 
 
 class StackedLoRA(nn.Module):
-    """Independent LoRA adapters on one frozen causal LM, trained side by side.
+    """Independent LoRA adapters, n of them, on one frozen causal LM, trained side by side.
 
     The LM is not a submodule of it, and keeps its modules, parameters and names: hooks on its
     layers do the work. Forward passes outside of `rows` are those of the LM itself.
@@ -50,10 +50,7 @@ class StackedLoRA(nn.Module):
     Sum the rows' losses before ``backward``: a mean would divide each adapter's gradient. An
     adapter without a row in a step has zero gradients, with which AdamW still decays its weights.
 
-    Args:
-        model: The LM.
-        n: Number of adapters.
-        settings: Rank, alpha and target modules of each; its seed is left to `reset`.
+    The seed of the settings is left to `reset`.
     """
 
     def __init__(self, model: "PreTrainedModel", n: int, settings: "AdapterSettings") -> None:

@@ -13,49 +13,32 @@ UNSPACED_LANGUAGES = frozenset({"zh", "ja"})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One spelling of an answer.
+    """One spelling of an answer."""
 
-    Attributes:
-        identity: Canonical English name of the entity, which aliases ("USA", "America") share.
-        text: Spelling in the prompt's language, without surrounding space.
-    """
-
-    identity: str
-    text: str
+    identity: str  #: Canonical English name of the entity, which aliases ("USA", "America") share.
+    text: str  #: Spelling in the prompt's language, without surrounding space.
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """A kind of knowledge: a prompt about a subject, and its possible answers (paper, section 2).
+    """A kind of knowledge: a prompt about a subject, and its answers (paper, section 2)."""
 
-    Attributes:
-        name: Name in the catalogue, such as ``city``, ``city_es`` or ``X+1``.
-        family: One of `FAMILIES`.
-        language: One of `LANGUAGES`.
-        template: Prompt with one ``{}`` for the subject and no space at its end.
-        kind: Kind of entity of the answers; kinds of knowledge with equal `kind` share identities.
-        answers: All possible answers, in the order of the file.
-        leading_space: Whether a space separates the prompt and its answer.
-        printed_template: Wording in the paper where that has an error, else None.
-        alike: For a simile, the only kind of fact that the subject shares with the answer: an
-            object of the same color as X says nothing else about X. None: all facts follow.
-        paper_size: Size of the domain in the paper; None if the paper has no such prompt.
-        more_templates: Other wordings of the prompt, as a file lists them under ``templates``.
-        paraphrases: Other wordings of the prompt that are read only where they are asked for.
-    """
-
-    name: str
-    family: str
-    language: str
-    template: str
-    kind: str
-    answers: tuple[Answer, ...]
-    leading_space: bool = True
-    printed_template: str | None = None
+    name: str  #: Name in the catalogue, such as ``city``, ``city_es`` or ``X+1``.
+    family: str  #: One of `FAMILIES`.
+    language: str  #: One of `LANGUAGES`.
+    template: str  #: Prompt with one ``{}`` for the subject and no space at its end.
+    kind: str  #: Kind of entity of the answers; knowledge with equal `kind` shares identities.
+    answers: tuple[Answer, ...]  #: All possible answers, in the order of the file.
+    leading_space: bool = True  #: Whether a space separates the prompt and its answer.
+    printed_template: str | None = None  #: Wording in the paper where that has an error, else None.
     alike: str | None = None
-    paper_size: int | None = None
-    more_templates: tuple[str, ...] = ()
-    paraphrases: tuple[str, ...] = ()
+    """For a simile, the only kind of fact that the subject shares with the answer: an object of the
+    same color as X says nothing else about X. None: all facts follow."""
+    paper_size: int | None = (
+        None  #: Size of the domain in the paper; None if it has no such prompt.
+    )
+    more_templates: tuple[str, ...] = ()  #: Other wordings, which a file lists as ``templates``.
+    paraphrases: tuple[str, ...] = ()  #: Other wordings, which are read only where asked for.
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -81,20 +64,17 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """An ordered pair of kinds of knowledge, of which the target follows from the source.
-
-    Attributes:
-        reference: Identities of the right target answers by source identity; source identities
-            without any are left out. None if no reference is known.
-        other_facts: Names, in the target's language, of what else is true of a source, by source
-            identity: Georgia, the state of Atlanta. A token that begins such a name may be
-            meant by it, whatever target answer the token stands for.
-    """
+    """An ordered pair of kinds of knowledge, of which the target follows from the source."""
 
     source: Knowledge
     target: Knowledge
     reference: Mapping[str, frozenset[str]] | None
+    """Identities of the right target answers by source identity; source identities without any are
+    left out. None if no reference is known."""
     other_facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names, in the target's language, of what else is true of a source, by source identity:
+    Georgia, the state of Atlanta. A token that begins such a name may be meant by it, whatever
+    target answer the token stands for."""
 
     @property
     def name(self) -> str:

@@ -211,8 +211,7 @@ class LanguageModel(nn.Module):
     def shard(self, mesh: DeviceMesh | None) -> None:
         """Shard the weights over ranks, all of which must then take part in every forward pass.
 
-        Does nothing without a mesh, or if they are sharded. A mesh has one dimension, or the
-        dimensions ``data_parallel`` and ``tensor_parallel``.
+        Does nothing without a mesh, or if they are sharded; see `lincorr_lightning.lm.sharding`.
         """
         if mesh is None or self.is_sharded:
             return

@@ -13,11 +13,7 @@ from lincorr_lightning.lm.vocabulary_rows import VocabularyRows
 class NearestWords:
     """Compares words by the rows of an LM's head alone, see `causal_whitening`.
 
-    All ranks that share an LM must create and call it together.
-
-    Args:
-        head: The head's rows.
-        name: Name of the LM, for the log.
+    All ranks that share an LM must create and call it together. The LM's name is for the log.
     """
 
     def __init__(self, head: VocabularyRows, name: str) -> None:

@@ -10,7 +10,6 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,13 @@ def conditions(device: torch.device) -> list[str]:
         return [torch.cuda.get_device_name(device), *rounding]
     capability = torch.backends.cpu.get_cpu_capability()
     threads = f"{torch.get_num_threads()} threads"  # which divide sums
-    return [device.type, _cpu_model(), capability, threads, name(), *rounding]
+    model = next(iter(re.findall("model name.*", _cpus())), platform.processor())
+    return [device.type, model, capability, threads, name(), *rounding]
 
 
-@cache
-def _cpu_model() -> str:
-    cpus = Path("/proc/cpuinfo")
-    text = cpus.read_text(encoding="utf-8") if cpus.is_file() else ""
-    return next(iter(re.findall("model name.*", text)), platform.processor())
+def _cpus() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 @contextmanager
@@ -82,14 +80,12 @@ def fastest() -> Iterator[None]:
 
 
 def _may_be_faster() -> bool:
-    cpus = Path("/proc/cpuinfo")
     return (
         os.environ.get("LINCORR_PRODUCTS") != "mkl"
         and not torch.cuda.is_available()
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        and cpus.is_file()
-        and "AuthenticAMD" in cpus.read_text(encoding="utf-8")
+        and "AuthenticAMD" in _cpus()
     )
 
 

@@ -82,8 +82,7 @@ class SparseAutoencoders(studies.LMStudy):
         self.stacked: StackedAutoencoders | None = None
         self.history: dict[str, list[tuple[int, float]]] = {}
         self.scores: dict[str, Any] | None = None  #: See `held_out_scores`.
-        self.n_tokens = 0
-        """Number of tokens that this rank trained on."""
+        self.n_tokens = 0  #: Number of tokens that this rank trained on.
         self._loaded: dict[HookPoint, SparseAutoencoder] = {}
         self._reader: BlockActivations | None = None
 

@@ -68,13 +68,10 @@ def held_out_scores(saes: SAEs, scored: Reconstruction) -> dict[str, Any]:
 def sae_results(
     scores: Mapping[str, Any] | None, history: History, lm_name: str, values: Mapping[str, Any]
 ) -> Results:
-    """Return the results of a run.
+    """Return the results of a run, of which `values` are those on the length of the training.
 
-    Args:
-        scores: `held_out_scores`; None without held-out texts.
-        history: Training curves, (step, value) pairs by tag; empty without training.
-        lm_name: Name of the LM.
-        values: Further values of ``results.json``, on the length of the training.
+    `scores` are `held_out_scores`, None without held-out texts; `history` has ``(step, value)``
+    pairs by tag, none without training.
     """
     tables = []
     figures = []

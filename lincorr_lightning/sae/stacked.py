@@ -18,8 +18,7 @@ from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
-LEARNING_RATE = 4e-3
-"""Default peak learning rate of Adam."""
+LEARNING_RATE = 4e-3  #: Default peak learning rate of Adam.
 _WARMUP_SHARE = 0.05  # of the steps, with a linearly increasing learning rate
 _DECAY_SHARE = 0.4  # of the steps, at the end, with one that decreases linearly to 0
 _AUX_LOSS_COEF = 1 / 32
@@ -65,11 +64,7 @@ class StackedAutoencoders(nn.Module):
     squared error as a share of the variance, so that hook points have equal weight; dead features
     learn the error by an auxiliary loss (Gao et al., 2024, arXiv 2406.04093, section 2.4).
 
-    Args:
-        hook_points: Hook points, each of which has an SAE.
-        width: Width of the activations.
-        settings: Sizes.
-        seed: Seed of the initial weights, those of a hook point whatever the others are.
+    The initial weights of a hook point follow from the `seed`, whatever the others are.
     """
 
     input_scale: Tensor
