@@ -147,6 +147,7 @@ class EditForecast(Study):
         self.forecasts: list[NearestWord] | None = None  #: The forecasts, after a prediction.
 
     def data_arguments(self) -> dict[str, Any]:
+        """Return the LM, whose tokenizer the data need."""
         return {"lm": self.lm}
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
