@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -12,7 +13,7 @@ import lightning  # noqa: F401  (its log handler keeps the stderr of its first i
 import pytest
 import torch
 
-from tests.toys import save_toy_lm, white_figures
+from tests.toys import NO_FILES, quiet_trainer, save_toy_lm, white_figures
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,6 +37,14 @@ def _white_figures() -> Iterator[None]:
     """Drawing takes a third of the time of a small run; `drawn_figures` does it."""
     with white_figures():
         yield
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., Any]:
+    """Make a quiet Trainer that writes into the test's folder."""
+    return lambda *callbacks, **options: quiet_trainer(
+        tmp_path, **NO_FILES | {"callbacks": list(callbacks)} | options
+    )
 
 
 @pytest.fixture(scope="session")

@@ -184,15 +184,8 @@ def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
     }
     write_json(tmp_path / "a.json", data)
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
-    assert json.loads(text) == {
-        "float": 0.5,
-        "int": 3,
-        "bool": True,
-        "array": [[1.0, 2.0]],
-        "path": str(tmp_path),
-        "text": "上海 → “x”",
-        "4": {"deep": [True, None]},
-    }
+    others = {"array": [[1.0, 2.0]], "path": str(tmp_path), "4": {"deep": [True, None]}}
+    assert json.loads(text) == {str(key): value for key, value in data.items()} | others
     assert "上海" in text and text.endswith("}\n")
 
 

@@ -365,6 +365,24 @@ def mean_r(predicted: Any, true: Any) -> float:
     return float(np.mean([pearsonr(p, t)[0] for p, t in columns]))
 
 
+def assert_same(one: Any, other: Any, tolerance: float = 0.0, where: str = "") -> None:
+    """Assert that two values are equal at any depth, floats to a tolerance."""
+    assert type(one) is type(other), (where, one, other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], tolerance, f"{where}/{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, tolerance, f"{where}/{i}")
+    elif isinstance(one, float) and tolerance:
+        np.testing.assert_allclose(one, other, tolerance, tolerance, err_msg=where)
+    else:
+        is_same = one == other
+        assert is_same.all() if hasattr(one, "shape") else is_same, where
+
+
 def assert_is_last(path: Path) -> None:
     """Assert that a run's results.json was written after all its other files."""
     others = [p for p in path.parent.rglob("*") if p.is_file() and "events.out" not in p.name]

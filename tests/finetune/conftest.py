@@ -95,9 +95,3 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         )
 
     return run
-
-
-@pytest.fixture
-def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
-    """A quiet Trainer that writes into the test's folder."""
-    return lambda **options: quiet_trainer(tmp_path, **NO_FILES | options)

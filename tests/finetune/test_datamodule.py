@@ -227,7 +227,6 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
 
     for changed, message in (
         ({"n_edits": 23}, "with data.n_edits 22, this run has 23"),
-        ({"max_edits_per_reference": 3}, "with data.max_edits_per_reference None"),
         ({"knowledge_files": [str(more)]}, r"with data.knowledge_files \(contents\) \w+, this run"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -18,7 +18,6 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
 NO_LABEL = "its answer is no label of this LM (not one of city)"
-NO_TOKEN = "the subject has no token of the LM"
 NO_ANSWER, NO_SUBJECT = "it has no new answer", "it has no subject"
 NO_TEXT = "its new answer is no text"
 UNREAD = "no edit of {} can be read from it"
@@ -98,9 +97,6 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
     (counterfact("Lima", paraphrase_prompts=[LIVES, HOME]), "Peru", 2),
     (counterfact(["Cairo"]), "Egypt", 3),  # plain text as target_new
     (counterfact(" Berlin "), "Germany", 3),
-    (counterfact("Atlantis"), NO_LABEL, 0),
-    (counterfact("Chicago"), "its answer is no label of this LM (unknown word)", 0),
-    (counterfact(subject="Nobody"), NO_TOKEN, 0),
     (counterfact(""), NO_ANSWER, 0),
     (counterfact(subject=None), NO_SUBJECT, 0),
     (counterfact([["Paris", "Rome"]]), NO_TEXT, 0),
@@ -116,7 +112,6 @@ CASES: list[tuple[dict[str, Any], str, int]] = [
         0,
     ),
     (ripple(), "France", 1),
-    (ripple("The place of birth of name1 is Atlantis."), NO_LABEL, 0),
     (ripple("name1 follows Paris.", "FOLLOWS"), UNREAD.format("RippleEdits"), 0),
     (ripple(edit="name1"), UNREAD.format("RippleEdits"), 0),
     (knowedit(rephrase_prompt=HOME), "France", 2),
@@ -290,22 +285,13 @@ def test_a_row_that_lacks_the_fields_is_skipped(
         ("e.json", '[{"subject": "a", "answer": "b", "refrence": "c"}]', "'refrence'. Rename it"),
         ("e.jsonl", '[{"subject": "a", "answer": "b"}]', "line 1: no edit can be read"),
         ("e.tsv", "subject\tanswer\na\tb\tc\n", "line 2: more fields"),
-        (
-            "e.json",
-            '[{"subject": "a", "answer": "b", "answer": "c"}]',
-            r"e\.json: .*'answer' .*twice",
-        ),
+        ("e.json", '[{"subject": "a", "answer": "b", "subject": "c"}]', "'subject' .*twice"),
         ("e.jsonl", '{"subject": "a", "answer": "b", "id": 1, "id": 1}', "line 1: .*'id' .*twice"),
         ("e.csv", "answer;subject; answer\nParis;a;Rome\n", r"e\.csv, line 1: .*'answer' twice"),
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-        (
-            "e.csv",
-            "subject,answer\nZoë,Paris\n".encode("cp1252"),
-            r"e\.csv cannot be read: .*Save it in UTF-8",
-        ),
+        ("e.csv", "subject,answer\nZoë,Paris\n".encode("cp1252"), "cannot .*Save it in UTF-8"),
         ("e.json", pandas.DataFrame(LIST).to_json(orient="split"), 'e.json: .*orient="records"'),
         ("e.json", gzip.compress(b"[]", mtime=0), "packed by gzip; unpack it"),
-        ("e.csv", b"PK\x03\x04, subject, answer", "packed by zip; unpack it"),
         ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],
 )

@@ -153,15 +153,8 @@ def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, row, reason):
 
 def test_rows_are_edits_or_skipped(lm, file_of):
     """Whatever the limits; checked in the order of the rows."""
-    rows = {
-        "name1": "Paris",
-        "name2": "Atlantis",
-        "name3": "Paris",
-        "name4": "Paris",
-        "name5": "Rome",
-        "name6": "Oslo",
-    }
-    path = file_of(*({"subject": x, "answer": y} for x, y in rows.items()))
+    answers = ["Paris", "Atlantis", "Paris", "Paris", "Rome", "Oslo"]
+    path = file_of(*({"subject": f"name{i}", "answer": x} for i, x in enumerate(answers, 1)))
     options = {"edits_file": path, "max_edits_per_reference": 2, "n_edits": 3}
     data = EditsDataModule(lm, **options)
     with pytest.warns(UserWarning, match="3 of 6 edits"):

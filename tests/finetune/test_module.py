@@ -29,10 +29,6 @@ NUMBERS = (
 ).split()
 
 
-def edits_for(module, **options):
-    return EditsDataModule(module.lm, training=module.edit_training, **options)
-
-
 def weights(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -184,11 +180,8 @@ def test_results_are_those_of_the_contract(finetune, protocol):
         assert edit["answer"] == case["source_answer"]
         assert edit["reference"] == case["reference"]
         assert edit["target_before"] == case["answer_before"]
-    assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
-        "training.png",
-        "outcomes.png",
-        "reference_weights.png",
-    }
+    figures = {path.stem for path in (run.folder / "figures").glob("*.png")}
+    assert figures >= {"training", "outcomes", "reference_weights"}
 
 
 def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
@@ -249,21 +242,14 @@ class Spoil(L.Callback):
 
 
 @pytest.mark.parametrize("what", ["loss", "update"])
-@pytest.mark.parametrize(
-    ("protocol", "method"),
-    [
-        ("joint", "full"),
-        ("independent", "full"),
-        ("independent", "lora"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "method"), [("joint", "full"), ("independent", "lora")])
 def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     small_lm, make_trainer, tmp_path, what, protocol, method
 ):
     module = SourceFinetune(
         LMConfig(small_lm), protocol, method, edits_per_step=2, steps_per_edit=3
     )
-    data = edits_for(module, n_edits=8)
+    data = EditsDataModule(module.lm, training=module.edit_training, n_edits=8)
     kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1)
     trainer = make_trainer(enable_checkpointing=True, callbacks=[Spoil(what), kept])
     with pytest.raises(NonFiniteError, match="at the edit") as error:

@@ -14,33 +14,16 @@ from lincorr_lightning.finetune.results import case_results, finetune_results
 from lincorr_lightning.results.plots import to_png
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
+from tests.finetune.test_cases import NEAR, worked_example
 
 
 def case(subject: str, **changes: Any) -> EditCase:
-    values: dict[str, Any] = {
-        "subject": subject,
-        "source_answer": "Paris",
-        "reference": "France|法国",
-        "answer_before": "Spain",
-        "answer_after": "France",
-        "outcome": "generalized",
-        "source_learned": True,
-        "weight_reference": 0.5,
-        "weight_answer": 0.25,
-        "weight_max": 0.75,
-        "prior_reference": 1.0,
-        "prior_winner": 2.0,
-        "probability_reference_before": 0.1,
-        "probability_reference_after": 0.9,
-        "nearest_risk": -0.1,
-        "leak": 0.25,
-        "cause": "",
-    }
-    return EditCase(**values | changes)
+    return replace(worked_example(nearness=NEAR)[0], subject=subject, **changes)
 
 
 def test_cases_have_a_table_and_figures():
-    cases = [case("Ann"), case("$Bob$", weight_reference=None, prior_winner=-1.23456)]
+    changes = {"weight_reference": None, "prior_winner": -1.23456}
+    cases = [case("Ann"), case("$Bob$", probability_reference_after=0.9, **changes)]
     table, figures = case_results(cases, "city->country", 0.04, suffix="_2")
     names = [table.name, *(figure.name for figure in figures)]
     assert names == ["cases_2", "reference_weights_2", "outcomes_2"]
@@ -95,35 +78,16 @@ def test_the_run_s_own_relation_stands_at_the_top():
     at_top = {"relation": "city->country", "n_edits": 4, "generalized": 0.5, "seconds": 1.23}
     at_top |= {"gradient_correlation": 0.9, "logit_correlation": 0.8, "skipped": {"no label": 2}}
     assert at_top.items() <= results.items()
-    assert (
-        found.table("skipped").frame.values.tolist()
-        == [["e.csv, line 2", "Ada", "Atlantis", "no label"]] * 2
-    )
+    assert len(found.table("skipped")) == 2
     assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
     assert set(results["gradients"]) == {"city->color", "city->country"}
     assert [bool(one.values) for one in found.included] == [False] * 4 + [True]
     outcomes = found.table("outcomes")
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
-    assert dict(zip(outcomes.keys, outcomes.texts()[0], strict=True)) == {
-        "relation": "city->country",
-        "n_edits": "4",
-        "source_learned": "100.0%",
-        "generalized": "50.0%",
-        "macro_generalized": "62.5%",
-        "constant": "75.0%",
-        "nearest_right": "35.0%",
-        "nearest_macro": "45.0%",
-        "random": "4.0%",
-        "hallucinated": "25.0%",
-        "macro_hallucinated": "12.5%",
-        "unchanged": "25.0%",
-        "right_before": "",
-        "specific": "",
-        "leak": "",
-        "auroc": "0.62",
-        "auroc_within": "",
-        "color_unchanged": "75.0%",
-    }
+    shown = dict(zip(outcomes.keys, outcomes.texts()[0], strict=True))
+    expected = {"generalized": "50.0%", "macro_generalized": "62.5%", "nearest_right": "35.0%"}
+    expected |= {"right_before": "", "auroc": "0.62", "color_unchanged": "75.0%"}
+    assert expected.items() <= shown.items()
 
 
 def test_without_callbacks_the_contract_s_keys_are_null():

@@ -1,7 +1,10 @@
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import transformers as hf
 
 from tests.lm.small_lms import (
     ARCHITECTURES,
@@ -41,6 +44,27 @@ def small() -> SimpleNamespace:
         tokenizer=small_tokenizer,
         vocab=VOCAB,
     )
+
+
+@pytest.fixture
+def folder(lm_folder: Folder, tmp_path: Path) -> Path:
+    """A copy of an untied Llama to change."""
+    return Path(shutil.copytree(lm_folder("llama"), tmp_path / "llama"))
+
+
+@pytest.fixture
+def read_tokens(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of tokens of every forward pass of a transformers model."""
+    sizes: list[int] = []
+    call = hf.PreTrainedModel.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if {"return_dict", "input_ids"} <= {*kwargs}:  # not of one model within another
+            sizes.append(kwargs["input_ids"].numel())
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(hf.PreTrainedModel, "__call__", counted)
+    return sizes
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -108,22 +108,6 @@ def test_logits_are_those_of_the_adapter_unmerged(
     assert LanguageModel.from_pretrained(str(tmp_path / "saved")).fingerprint == lm.fingerprint
 
 
-def test_weights_are_the_product_of_the_file_in_the_dtype_of_the_lm(
-    lm_folder: Folder, made: tuple[Path, Any]
-) -> None:
-    key = "model.layers.0.self_attn.q_proj"
-    factors = load_file(made[0] / WEIGHTS)
-    down, up = (factors[f"base_model.model.{key}.lora_{name}.weight"] for name in "AB")
-    before = load_file(lm_folder("llama") / "model.safetensors")[f"{key}.weight"]
-    lm = LanguageModel.from_pretrained(str(made[0]))
-    merged = before.double() + 3 * up.double() @ down.double()
-    torch.testing.assert_close(lm.model.get_submodule(key).weight.double(), merged)
-    half = LanguageModel.from_pretrained(str(made[0]), dtype="bfloat16").model
-    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
-    expected = merged.bfloat16().float()
-    torch.testing.assert_close(half.get_submodule(key).weight.float(), expected, atol=0.02, rtol=0)
-
-
 @pytest.mark.parametrize(("scale", "dtype"), [(1.0, torch.bfloat16), (1e-2, torch.float32)])
 def test_half_precision_does_not_round_an_adapter_away(
     scale: float, dtype: torch.dtype, lm_folder: Folder, made: tuple[Path, Any]

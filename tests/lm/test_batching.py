@@ -38,14 +38,7 @@ def test_batches_stay_below_the_bound_and_are_of_like_length(tokens: int) -> Non
     assert lengths == sorted(LENGTHS, reverse=True)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
-        MemoryError(),
-    ],
-)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
 def test_halves_until_it_fits_and_remembers(error: Exception) -> None:
     batches = MicroBatches()
     memory = Memory([10] * 100, limit=130, error=error)
@@ -77,11 +70,7 @@ def test_nothing_is_lost_when_memory_runs_out_late() -> None:
     [
         (None, 8, r"batch size 1 and sequence length 9 does not fit.*Use a smaller LM"),
         # Under a sharded LM, ranks that changed it on their own would wait for each other for ever.
-        (
-            20,
-            10,
-            r"batch size 2 .* Lower lm\.tokens_per_forward \(it is 20\)",
-        ),
+        (20, 10, r"batch size 2 .* Lower lm\.tokens_per_forward \(it is 20\)"),
     ],
 )
 def test_what_does_not_fit(tokens: int | None, limit: int, message: str) -> None:

@@ -22,7 +22,7 @@ from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import weights_read_once
-from tests.lm.small_lms import Folder, config_of, random_model, small_tokenizer
+from tests.lm.small_lms import config_of, random_model, small_tokenizer
 from tests.toys import toy_config
 
 
@@ -30,12 +30,6 @@ def refusal(name: str | Path, **options: Any) -> str:
     with pytest.raises(LanguageModelError) as caught:
         LanguageModel.from_pretrained(str(name), **options)
     return str(caught.value)
-
-
-@pytest.fixture
-def folder(lm_folder: Folder, tmp_path: Path) -> Path:
-    """A copy to break."""
-    return Path(shutil.copytree(lm_folder("llama"), tmp_path / "llama"))
 
 
 def test_making_reads_no_weights_and_loading_freezes_them(folder: Path) -> None:
@@ -95,10 +89,6 @@ def change_weights(folder, change):
 
 def leave_out(folder, part):
     change_weights(folder, lambda tensors: {n: t for n, t in tensors.items() if part not in n})
-
-
-def make_adapter(folder):
-    (folder / "config.json").rename(folder / "adapter_config.json")
 
 
 def remove_tokenizer(folder, config="{}"):
@@ -163,7 +153,6 @@ SIGNS = {
 LLAMA_TOKENIZER = '{"tokenizer_class": "LlamaTokenizer"}'
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "has no config.json (it holds ", "model.safetensors"),
-    (make_adapter, "holds an LM and a peft adapter", "lm.adapter"),
     (lambda f: (f / "config.json").write_text("{nope"), "config.json of", "Is it complete"),
     (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
     (remove_tokenizer, "Copy the tokenizer files"),

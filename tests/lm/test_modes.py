@@ -70,11 +70,6 @@ def _decorated(model: Any) -> None:
     model.forward = IN_BFLOAT16(model.forward)
 
 
-def _decorated_twice(model: Any) -> None:
-    _by_accelerate(model)
-    _decorated(model)
-
-
 def _decorated_backbone(model: Any) -> None:
     _decorated(model.model)
 
@@ -86,14 +81,7 @@ def _decorated_function_of_a_layer(model: Any) -> None:
 
 @pytest.mark.parametrize(
     "wrap",
-    [
-        _by_accelerate,
-        _by_hand,
-        _decorated,
-        _decorated_twice,
-        _decorated_backbone,
-        _decorated_function_of_a_layer,
-    ],
+    [_by_accelerate, _by_hand, _decorated, _decorated_backbone, _decorated_function_of_a_layer],
 )
 def test_mixed_precision_inside_of_a_forward_is_not_read(wrap: Callable[[Any], None]) -> None:
     model = toy_model("llama").eval()

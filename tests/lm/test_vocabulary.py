@@ -70,19 +70,6 @@ def test_sample_is_the_same_on_every_machine() -> None:
     assert sample_subjects(tokenizer, 5) == ["in", "house", "old", "city", "Tokyo"]
 
 
-def test_sample_without_replacement_of_everything_there_is() -> None:
-    tokenizer = small_tokenizer()
-    strings = usable_strings(tokenizer)
-    for words in (1, 2):
-        everything = {" ".join(pair) for pair in product(strings, repeat=words)}
-        sampled = sample_subjects(tokenizer, len(everything), words_per_subject=words)
-        assert len(sampled) == len(everything) and set(sampled) == everything
-        assert sampled != sorted(everything)
-        few = sample_subjects(tokenizer, 11, words_per_subject=words)
-        assert few == sampled[:11]
-        assert few != sample_subjects(tokenizer, 11, words_per_subject=words, seed=1)
-
-
 def test_more_than_there_are() -> None:
     tokenizer = small_tokenizer()
     n = len(usable_strings(tokenizer))

@@ -544,18 +544,10 @@ def test_no_code_of_a_file_is_run_and_none_is_half_read(write: Any, tmp_path: Pa
     assert "\n" not in str(error.value) and "weights_only" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (b"\x1f\x8b\x08\x00", "it is gzip"),
-        (b"PK\x03\x04", "it is zip"),
-        (b"version https://git-lfs.github.com/spec/v1", "it is LFS"),
-    ],
-)
-def test_what_lies_in_place_of_a_file(content: bytes, match: str, tmp_path: Path) -> None:
+def test_a_pointer_in_place_of_a_file(tmp_path: Path) -> None:
     folder = _sparsify(tmp_path / "layers.1")
-    (folder / "sae.safetensors").write_bytes(content)
-    with pytest.raises(SparseAutoencoderError, match=rf"sae\.safetensors: {match}"):
+    (folder / "sae.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(SparseAutoencoderError, match=r"sae\.safetensors: it is LFS"):
         load_sae(folder)
 
 

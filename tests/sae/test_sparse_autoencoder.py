@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load, save
 
 from lincorr_lightning.errors import OutputError, SparseAutoencoderError
-from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.formats import check_fit, load_sae
+from lincorr_lightning.sae.formats import load_sae
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import ACTIVATIONS, SparseAutoencoder
 
@@ -164,11 +163,3 @@ def test_a_damaged_folder(name: str, damage: Any, message: str, tmp_path: Path) 
 def test_parts_that_do_not_belong_together(activation: str, changes: dict, message: str) -> None:
     with pytest.raises(SparseAutoencoderError, match=f"SAE at residual of layer 2: .*{message}"):
         SparseAutoencoder(**_parts(activation, **changes))
-
-
-def test_another_lm_and_feature(small_lm: str) -> None:
-    sae = SparseAutoencoder(**_parts("relu", lm="gemma"))
-    with pytest.raises(
-        SparseAutoencoderError, match=r"trained on gemma\) is 12 wide, but .* is 16"
-    ):
-        check_fit([sae], LanguageModel.from_pretrained(small_lm))

@@ -325,7 +325,6 @@ def test_ids_that_name_no_lm_of_their_own(made, ids, expected, tmp_path):
     [
         (["--data.edited_lms=no/{edit}"], r"14: there is no edited LM"),
         (["--data.edits_file=null"], r"data\.edits_file is null"),
-        (["--data.edits_file=null", "--data.n_edits=4"], r"data\.edits_file is null"),
         (["--model.n_others=-1"], r"model\.n_others is -1"),
     ],
 )
