@@ -48,6 +48,8 @@ def run_error(
     if is_refusal and raised_in.startswith("lightning."):
         return ConfigError(one_line(error))
     by_logger = any(module.startswith(_LOGGERS) for module in modules)
+    if by_logger and isinstance(error, UnicodeEncodeError):
+        return output_error(error.object, "its name is not UTF-8")
     if isinstance(error, OSError) and (by_logger or error.errno in (errno.ENOSPC, errno.EDQUOT)):
         moved = by_logger and error.errno in (errno.ENOENT, errno.ENOTDIR)
         reason = f"{error.strerror}{'; its folder was moved or removed during the run' * moved}"
