@@ -38,6 +38,9 @@ def run_error(
     """
     if reason := oom_reason(error):
         return _out_of_memory(reason, model, data)
+    if "EADDRINUSE" in str(error):
+        port = os.environ.get("MASTER_PORT")
+        return ConfigError(f"port {port} is in use; unset MASTER_PORT, or name a free port in it.")
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if _RESTORING & {frame.f_code.co_name for frame in frames}:
         return _restoring_error(error, ckpt_path)
