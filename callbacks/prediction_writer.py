@@ -1,6 +1,5 @@
 """Writes what `lincorr predict` finds."""
 
-import sys
 from typing import Any
 
 import lightning as L
@@ -14,6 +13,7 @@ from lincorr_lightning.io import atomic_write, write_csv
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.results.saved_run import table_text
 from lincorr_lightning.results.table import Table
+from lincorr_lightning.terminal import write_out
 
 _SHOWN = 10
 _TOP = 3  #: Highest labels of each subject in the table.
@@ -66,7 +66,7 @@ class PredictionWriter(BasePredictionWriter):
         note = f"The first {min(_SHOWN, len(rows))} of {len(rows):,} rows."
         first = [row[:6] for row in rows[:_SHOWN]]  # two labels, with which it fits a console
         table = Table.of("predictions", first, columns[:6], _CAPTION, note, formats=formats)
-        sys.stdout.write(f"{table_text([table])}All rows:    {path}\n\n")
+        write_out(f"{table_text([table])}All rows:    {path}\n\n")
 
     def _highest(self, logits: Tensor, labels: list[str]) -> list[Any]:
         top = logits.topk(min(_TOP, len(labels)))

@@ -10,6 +10,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+from lincorr_lightning.terminal import printable
+
 T = TypeVar("T")
 
 EVERY_S = 60.0  #: Seconds between two lines.
@@ -55,6 +57,7 @@ def minutes(seconds: float) -> str:
 
 def progress(items: Iterable[T], doing: str, **bar: Any) -> Iterator[T]:
     """Yield items, on rank 0 with a bar if they take more than two seconds, or with `LoopLines`."""
+    doing = printable(doing, "")
     hidden = getattr(rank_zero_only, "rank", 0) != 0
     if hidden or sys.stderr.isatty():
         yield from tqdm(items, doing, leave=False, delay=2, disable=hidden, **bar)

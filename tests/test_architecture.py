@@ -15,7 +15,7 @@ PACKAGE = "lincorr_lightning"
 
 # From the ground up. A module imports from lower layers and from its own package.
 LAYERS = [
-    ["version", "errors"],
+    ["version", "errors", "terminal"],
     ["io", "progress", "distributed"],
     ["functional", "lightning_workarounds"],
     ["lm"],

@@ -6,6 +6,7 @@ import sys
 from lincorr_lightning.cli.program import main
 from lincorr_lightning.cli.termination import exit_at_signals
 from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.terminal import make_messages_printable, show_error
 
 # Messages of gloo and NCCL about another process.
 _LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
@@ -16,6 +17,7 @@ def console() -> None:
     # Tokenizers would warn of forked processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["MPLBACKEND"] = "agg"  # with one that is not installed, matplotlib has no import
+    make_messages_printable()
     try:
         with exit_at_signals():
             main()
@@ -24,11 +26,11 @@ def console() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except LincorrError as error:
-        sys.stderr.write(f"lincorr: error: {error}\n")
+        show_error(error)
         sys.exit(error.exit_status)
     except RuntimeError as error:
         # The error of the other process is on the screen.
         if not any(sign in str(error) for sign in _LOST_RANK):
             raise
-        sys.stderr.write("lincorr: error: another process of this run failed; see its error.\n")
+        show_error("another process of this run failed; see its error.")
         sys.exit(1)

@@ -52,6 +52,7 @@ from lincorr_lightning.results.run_folder import RunFolder, is_dry_run, run_fold
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
 from lincorr_lightning.study import Study, handed_over
+from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
 write_configs_as_they_are_read()
@@ -234,7 +235,7 @@ class LincorrCLI(LightningCLI):
                 raise
             raise explained from error
         if is_first and not is_dry_run(self.trainer):
-            sys.stdout.write(describe_run(run_folder(self.trainer)))
+            write_out(describe_run(run_folder(self.trainer)))
 
 
 def check_datamodule(

@@ -38,6 +38,9 @@ def run_error(
     """
     if reason := oom_reason(error):
         return _out_of_memory(reason, model, data)
+    if "EADDRINUSE" in str(error):
+        port = os.environ.get("MASTER_PORT")
+        return ConfigError(f"port {port} is in use; unset MASTER_PORT, or name a free port in it.")
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     if _RESTORING & {frame.f_code.co_name for frame in frames}:
         return _restoring_error(error, ckpt_path)
@@ -48,6 +51,8 @@ def run_error(
     if is_refusal and raised_in.startswith("lightning."):
         return ConfigError(one_line(error))
     by_logger = any(module.startswith(_LOGGERS) for module in modules)
+    if by_logger and isinstance(error, UnicodeEncodeError):
+        return output_error(error.object, "its name is not UTF-8")
     if isinstance(error, OSError) and (by_logger or error.errno in (errno.ENOSPC, errno.EDQUOT)):
         moved = by_logger and error.errno in (errno.ENOENT, errno.ENOTDIR)
         reason = f"{error.strerror}{'; its folder was moved or removed during the run' * moved}"

@@ -12,6 +12,7 @@ from types import FrameType
 from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.terminal import printable, show_error
 
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 _REPEATED_S = 1.0  # launchers and terminals may send a signal twice within this time
@@ -61,7 +62,7 @@ class Termination:
             if self.is_resumable:
                 line += "; start the same command again to go on"
             elif self.checkpoint:
-                line += f"; resume with --ckpt_path {shlex.quote(str(self.checkpoint))}"
+                line += f"; resume with --ckpt_path {shlex.quote(printable(self.checkpoint, ''))}"
             sys.stderr.write(f"\n{line}\n" if sys.stderr.isatty() else f"{line}\n")
         return 128 + signum
 
@@ -91,5 +92,5 @@ def exit_at_signals() -> Iterator[None]:
             raise
         # Other errors are usually due to the signal, such as those of collective operations.
         if isinstance(error, LincorrError):
-            sys.stderr.write(f"lincorr: error: {error}\n")
+            show_error(error)
         sys.exit(current.report())

@@ -11,13 +11,14 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader, unknown_words
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import Domain, label_answers
 from lincorr_lightning.knowledge.schema import Knowledge
+from lincorr_lightning.terminal import printable
 
 _CAPTION = "answers = labels + merged + dropped; paper: size of the domain in the paper"
 
@@ -57,7 +58,8 @@ def audit(
     console.print(audit_table(domains, title=f"Knowledge under the tokenizer of {lm}"))
     for each in selected:
         if unknown := ", ".join(unknown_words(each, tokenizer)):
-            console.print(f"{each.name}: the LM does not know these words of its prompt: {unknown}")
+            message = f"{each.name}: the LM does not know these words of its prompt: {unknown}"
+            console.print(_plain(message))
 
 
 def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain]:
@@ -69,7 +71,7 @@ def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain
 def audit_table(domains: Iterable[Domain], title: str) -> Table:
     """Return a table with a row per domain, where answers = labels + merged + dropped."""
     plain: Any = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
-    table = Table(title=escape(title), caption=_CAPTION, pad_edge=False, **plain)
+    table = Table(title=_plain(title, "table.title"), caption=_CAPTION, pad_edge=False, **plain)
     table.add_column("knowledge", no_wrap=True)
     table.add_column("language", no_wrap=True)
     for heading in ("answers", "paper", "labels", "whole", "phrase", "merged"):
@@ -89,14 +91,15 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
             domain.n_merged,
             domain.drop_reasons,
         )
-        table.add_row(*map(escape, map(str, row)), style=None if domain.labels else "red")
+        table.add_row(*map(_plain, row), style=None if domain.labels else "red")
     return table
 
 
 def audit_details(domain: Domain) -> Table:
     """Return a table with a row per label and its answers, then one per dropped answer."""
     knowledge = domain.knowledge
-    table = Table(title=escape(f"{knowledge.name}: {knowledge.template}"), title_justify="left")
+    title = _plain(f"{knowledge.name}: {knowledge.template}", "table.title")
+    table = Table(title=title, title_justify="left")
     for heading in ("label", "id", "is", "answers"):
         table.add_column(heading, justify="right" if heading == "id" else "left")
     for label in domain.labels:
@@ -105,8 +108,13 @@ def audit_details(domain: Domain) -> Table:
             for answer in label.answers
         )
         cells = label.text, str(label.token_id), str(label.completeness), answers
-        table.add_row(*map(escape, cells))
+        table.add_row(*map(_plain, cells))
     for dropped in domain.dropped:
         tokens = f"{dropped.answer.text}  ({' + '.join(dropped.tokens)})"
-        table.add_row("–", "", dropped.reason, escape(tokens), style="dim")
+        table.add_row("–", "", dropped.reason, _plain(tokens), style="dim")
     return table
+
+
+def _plain(text: object, style: str = "") -> Text:
+    """Return a text whose brackets, colons and controls mean nothing to rich and the terminal."""
+    return Text(printable(text, ""), style)

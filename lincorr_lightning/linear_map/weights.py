@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.io import read_json, regular_file
+from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
 FORMAT_VERSION = 1
@@ -161,7 +161,7 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
             n_before = sum(n > n_right[place] for n in n_right.values())
             lines[-1] += f"; as a constant answer: rank {1 + n_before}"
     lines += _precision(folder.parent, options.pair)
-    sys.stdout.write("\n".join(lines) + "\n")
+    write_out("\n".join(lines) + "\n")
     return ordered
 
 

@@ -4,13 +4,13 @@ Each LM has a folder in it, with an ``lm.json`` that describes the LM, and files
 names begin with their number of prompts. Other folders are not touched.
 """
 
-import sys
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.io import read_json
+from lincorr_lightning.terminal import write_out
 
 LM_FILE = "lm.json"
 STATE_FILES = "[0-9]*-*.safetensors"
@@ -47,5 +47,5 @@ def cache(folder: str, clear: bool = False) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
-    sys.stdout.write(f"{'removed the ' if clear else ''}states of LMs: {len(lines) - 1}\n")
+        write_out("  ".join(cells).rstrip() + "\n")
+    write_out(f"{'removed the ' if clear else ''}states of LMs: {len(lines) - 1}\n")

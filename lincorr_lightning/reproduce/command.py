@@ -37,6 +37,7 @@ from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import Item, LMRuns, PlannedRun, Settings
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
+from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
 CONFIG = "reproduce.yaml"
@@ -311,5 +312,5 @@ def _quiet() -> Iterator[None]:
 @rank_zero_only
 def print_line(text: str) -> None:
     """Print a line on rank 0, at once."""
-    sys.stdout.write(f"{text}\n")
+    write_out(f"{text}\n")
     sys.stdout.flush()

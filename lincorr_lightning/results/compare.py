@@ -1,7 +1,6 @@
 """The command ``lincorr compare``: two finished runs of one study side by side."""
 
 import argparse
-import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from lincorr_lightning.results.differences import difference_of_means
 from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, table_text
 from lincorr_lightning.results.table import Mean, Table, clean, column, show
+from lincorr_lightning.terminal import write_out
 
 _SIDES = ("first", "second")
 _MAX_CONSOLE_ROWS = 5
@@ -77,13 +77,13 @@ def compare(args: Sequence[str]) -> Results:
         raise ReportError(f"--output {options.output} is the folder of a run. Name another one.")
     results = compare_runs(*map(SavedRun.read, options.runs))
     headlines = (table for table in results.tables if table.headline)
-    sys.stdout.write(table_text(_shown(table, _MAX_CONSOLE_ROWS) for table in headlines))
+    write_out(table_text(_shown(table, _MAX_CONSOLE_ROWS) for table in headlines))
     if options.output:
         results.write_parts(Path(options.output))
         overview, *tables = map(_shown, results.tables)
         section = pages.PageSection("Comparison", "comparison", (), tables, results.figures)
         page = pages.write_page(options.output, overview.caption, [overview], [section], 2)
-        sys.stdout.write(f"Page:   {page}\nTables: {page.parent / 'tables'}\n")
+        write_out(f"Page:   {page}\nTables: {page.parent / 'tables'}\n")
     return results
 
 

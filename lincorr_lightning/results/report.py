@@ -4,7 +4,6 @@ import argparse
 import base64
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.results import SHARED_KEYS, Figure
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
+from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
 PAGE = "report.html"
@@ -48,7 +48,7 @@ def report(args: Sequence[str]) -> Path:
     options = parser.parse_args(args)
     page = write_report(options.runs, options.output)
     tables = sorted(path.name for path in page.parent.glob("*") if path.suffix in (".md", ".tex"))
-    sys.stdout.write(f"Page:   {page}\nTables: {page.parent} ({', '.join(tables)})\n")
+    write_out(f"Page:   {page}\nTables: {page.parent} ({', '.join(tables)})\n")
     return page
 
 

@@ -17,6 +17,7 @@ from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Figure, Results
 from lincorr_lightning.results.table import Mean, Table
+from lincorr_lightning.terminal import printable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -249,7 +250,7 @@ def table_text(tables: Iterable[Table]) -> str:
 
     out = io.StringIO()
     width = get_terminal_size((_CONSOLE_WIDTH, 24)).columns
-    console = Console(file=out, width=min(width, _CONSOLE_WIDTH))
+    console = Console(file=out, force_terminal=False, width=min(width, _CONSOLE_WIDTH))
     for table in tables:
         _print_table(console, table)
     return out.getvalue()
@@ -259,7 +260,7 @@ def _print_table(console: "Console", table: Table) -> None:
     """Print a table; if it is too wide, with a line for each column, or with fewer columns."""
     from rich.text import Text
 
-    rows = [table.titles, *table.texts()]
+    rows = [[printable(cell, "") for cell in row] for row in (table.titles, *table.texts())]
     grid = _grid(console, rows, table.is_number)
     if not _fits(console, grid):
         transposed = list(zip(*rows, strict=True))
@@ -271,9 +272,9 @@ def _print_table(console: "Console", table: Table) -> None:
     left_out = ", ".join(table.titles[n:])
     note = f"{table.note} More columns, in its CSV file: {left_out}." if left_out else table.note
     # A title of the grid's own would be broken to its width.
-    console.print(Text(table.caption or table.name), end="\n\n")
+    console.print(Text(printable(table.caption or table.name)), end="\n\n")
     console.print(grid)
-    console.print(Text(f"\n{note}\n" if note else ""))
+    console.print(Text(f"\n{printable(note)}\n" if note else ""))
 
 
 def _fits(console: "Console", grid: "RichTable") -> bool:

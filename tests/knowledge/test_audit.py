@@ -1,5 +1,6 @@
 """The audit: counts that add up, and the command."""
 
+import io
 import re
 import types
 
@@ -35,6 +36,17 @@ def test_tables_show_the_counts_and_their_answers(byte_level, ask):
     (brunei,) = [line for line in lines if "Brunei" in line]
     assert "subword" in brunei and " + " in brunei
     assert any("[Roma]" in line for line in lines)
+
+
+def test_texts_keep_their_signs_and_the_tables_their_colors(byte_level, ask):
+    hostile = "\x1b[31mred\n[bold]:smile:[/x]\\"
+    (domain,) = audit_domains([ask(hostile, name=hostile)], byte_level)  # which knows no such word
+    console = Console(width=200, color_system="standard", force_terminal=True, file=io.StringIO())
+    console.print(audit_table([domain], hostile), audit_details(domain))
+    printed = console.file.getvalue()
+    assert printed.count(r"\x1b[31mred\n[bold]:smile:[/x]" + "\\") == 4
+    assert "\x1b[31mred" not in printed
+    assert "\x1b[31m\\x1b[31mred" in printed  # the row of a kind without labels is red
 
 
 def test_the_command_reads_a_folder_with_a_tokenizer_alone(byte_level, tmp_path, capsys):
