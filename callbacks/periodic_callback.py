@@ -444,6 +444,12 @@ def periodic_callbacks(trainer: L.Trainer) -> list[PeriodicCallback]:
     return [each for each in callbacks if isinstance(each, PeriodicCallback)]
 
 
+def _batches(trainer: Any, batch_idx: int) -> int:
+    """Return the number of batches before one, as validation counts them: of all epochs or one."""
+    counts_all = trainer.val_check_batch and trainer.check_val_every_n_epoch is None
+    return trainer.fit_loop.total_batch_idx if counts_all else batch_idx
+
+
 def _is_read_after(run: LMRun, batch_idx: int) -> bool:
     """Return whether other callbacks may read numbers after a batch.
 
@@ -455,7 +461,7 @@ def _is_read_after(run: LMRun, batch_idx: int) -> bool:
     every = [getattr(each, "_every_n_train_steps", 0) for each in trainer.callbacks]
     return (
         trainer.is_last_batch
-        or (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
+        or (_batches(trainer, batch_idx) + 1) % (trainer.val_check_batch or math.inf) == 0
         or any(next_step // n > step // n for n in every if n)
     )
 

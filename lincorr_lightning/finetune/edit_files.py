@@ -21,6 +21,8 @@ nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
 Record = Mapping[str, Any]
 _READ_FIRST = ("case_id", "id", "reference", "")  # a table of pandas has its index under no name
+_QUOTED = r"""'[^']*'|"[^"]*\""""
+_NUMPY_LIST = re.compile(rf"\[\s*(?:{_QUOTED})(?:\s+(?:{_QUOTED}))+\s*\]")  # as in a CSV of pandas
 NO_FIELDS = "it lacks the fields of an edit"
 _PLAIN = "your own"
 
@@ -108,6 +110,8 @@ def _raw_edit(
         _refuse_misspelled(record, where)
     row = row._replace(id=_text(record.get("case_id")) or _text(record.get("id")) or number)
     form = formats[names[0]]
+    if form.answer == "answer":  # of a user's own rows
+        _refuse_second_answer(record, where, [formats[name].answer for name in names[1:]])
     facts = [_fact(row, fields, form, unread) for fields in form.facts(record)]
     if not facts:
         return row._replace(problem=f"no edit of {names[0]} can be read from it")
@@ -121,6 +125,16 @@ def _refuse_misspelled(record: Record, where: str) -> None:
         for meant in get_close_matches(str(name).casefold(), missing, 1, 0.8):
             raise SubjectsError(
                 f"{where}: there is no field {meant!r}, but {name!r}. Rename it, or leave it out."
+            )
+
+
+def _refuse_second_answer(record: Record, where: str, others: Iterable[str]) -> None:
+    for key in others:
+        texts = _text(record["answer"]), _text(record.get(key))
+        if all(texts) and texts[0] != texts[1]:
+            raise SubjectsError(
+                f"{where}: the new answer may be {texts[0]!r} (answer) or {texts[1]!r} ({key}). "
+                "Name its field by data.answer_key, or leave the other one out."
             )
 
 
@@ -224,11 +238,24 @@ def _bare(value: Any) -> Any:
 
 def _list(value: Any) -> list[Any]:
     """Return the items of any list, also as pandas writes one to CSV, without empty ones."""
-    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+    if isinstance(value, str) and _NUMPY_LIST.fullmatch(value):  # Python would join the texts
+        value = [text[1:-1] for text in re.findall(_QUOTED, value)]
+    elif isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
     items = value if _is_list(value) else [value]
-    return [item for item in items if item not in (None, "", {}) and item == item]  # NaN is not
+    return [item for item in items if not _is_missing(item)]
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or (isinstance(value, (str, Mapping)) and not value):
+        return True
+    try:
+        return bool(value != value)  # NaN
+    except TypeError:  # of pandas' NA
+        return True
+    except (ValueError, RuntimeError):  # an array or tensor
+        return False
 
 
 def _is_list(value: Any) -> bool:

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 # The number of positions, as configurations of different types name it.
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 _LEAST_POSITIONS = 3
+_LONGEST_TRIED = 512  # tokens
 
 
 class _Support(NamedTuple):
@@ -49,7 +50,7 @@ class _Support(NamedTuple):
     is_product: bool  # logits are the product of states and rows of the head, and nothing more
 
 
-def _alone(method: Callable[P, T]) -> Callable[P, T]:
+def _locked(method: Callable[P, T]) -> Callable[P, T]:
     """Let one thread at a time run a method of a loaded LM."""
 
     @wraps(method)
@@ -173,6 +174,8 @@ class LanguageModel(nn.Module):
     def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
         self._files = file_changes.mapped_files(model)
+        if self._files:  # to tell a file that was touched from one that was changed
+            self._last_print = prints.fingerprint_weights(model)
         # An adapter may have resized the vocabulary.
         self.vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
@@ -275,7 +278,7 @@ class LanguageModel(nn.Module):
         """
         return self.logits_of_rows(self.rows(prompts), token_ids)
 
-    @_alone
+    @_locked
     @torch.no_grad()
     def logits_of_rows(
         self,
@@ -309,7 +312,7 @@ class LanguageModel(nn.Module):
                 "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
 
-    @_alone
+    @_locked
     def logits_of_groups(
         self,
         rows: Sequence[Sequence[int]],
@@ -351,13 +354,13 @@ class LanguageModel(nn.Module):
         return None if rows is None else NearestWords(rows, self.config.name_or_path)
 
     @property
-    @_alone
+    @_locked
     def has_linear_head(self) -> bool:
         """Whether a logit is the product of the state and the token's row of the head, no more."""
         head: Any = heads.head_of(self.model)
         return self._test().is_product and head.bias is None
 
-    @_alone
+    @_locked
     def joint_logits(
         self, prompts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[int] | Tensor]
     ) -> Tensor:
@@ -567,11 +570,33 @@ class LanguageModel(nn.Module):
                     self.model, by_rows, probe, size, dtype
                 )
                 alone = by_rows and not self.is_sharded and self._is_product(probe)
+                self._find_other_positions(probe, dtype)
             skips = by_rows and not (widens and self._casts_to_head(probe))
             if not by_rows and self.state_cache is not None:
                 _log.warning("lm.state_cache is not used: the head is not a plain linear layer.")
             self._tested[kind] = _Support(by_rows, error, skips, alone)
         return self._tested[kind]
+
+    def _find_other_positions(self, probe: Sequence[int], dtype: torch.dtype) -> None:
+        """Read a short row beside one as long as each length that the configuration names.
+
+        Lengths of thousands of tokens would take too long: there the type of rotary positions says
+        whether rows depend on each other.
+        """
+        tokens = heads.probe_tokens(self.vocab_size)
+        config = self.model.config.get_text_config()
+        longest = min(self._encoder.max_length or _LONGEST_TRIED, _LONGEST_TRIED)
+        n = len(probe)
+        for length in shared_prefixes.lengths_in(config):
+            if n <= length < longest and not self._batches.is_uniform(length):
+                rows = [probe, (list(probe) * length)[: length + 1]]
+                ids, mask = (part.to(self.model.device) for part in self._encoder.pad(rows))
+                beside, alone = (
+                    heads.call_model(self.model, i, attention_mask=m).logits[0, :n, tokens].double()
+                    for i, m in ((ids, mask), (ids[:1, :n], mask[:1, :n]))
+                )
+                if not heads.are_same(beside, alone, dtype):
+                    self._batches.uniform_from = length
 
     def _is_product(self, probe: Sequence[int]) -> bool:
         ids = torch.tensor([list(probe)], device=self.model.device)
@@ -617,7 +642,7 @@ class LanguageModel(nn.Module):
         } | (self.checkpoint.merged if self.checkpoint else {})
 
     @property
-    @_alone
+    @_locked
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 

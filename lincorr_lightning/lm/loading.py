@@ -196,8 +196,7 @@ def _locate(request: LMConfig, what: str) -> Checkpoint:
         return Checkpoint(request, str(path.parent), gguf_file=path.name, files=stamps([path]))
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
-        if sign := [why for sign, why in _SIGNS.items() if re.fullmatch(sign, path.name)]:
-            why = sign[0]
+        why = next((hint for sign, hint in _SIGNS.items() if re.fullmatch(sign, path.name)), why)
         raise LanguageModelError(
             f"{what} {name} {why}. Pass a folder with config.json, tokenizer and weights, a .gguf "
             f"file, {TINY_WORLD}, or a hub id such as openai-community/gpt2; as lm.name_or_path an "

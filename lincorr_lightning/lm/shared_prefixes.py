@@ -226,13 +226,20 @@ def length_of_other_positions(config: Any) -> int | None:
 
     As with LongRoPE and dynamic NTK scaling; types of scaling that are not known count as such.
     """
+    types = {part.get("rope_type", part.get("type", "default")) for part in _rope_parts(config)}
+    return None if types <= _FIXED_ROPE else min(lengths_in(config), default=1)
+
+
+def lengths_in(config: Any) -> list[int]:
+    """Return the lengths at which an LM's positions may change, as its configuration names them."""
+    parts = (*_rope_parts(config), vars(config))
+    lengths = {part.get(name) for part in parts for name in _LENGTHS}
+    return sorted(n for n in lengths if type(n) is int and n > 0)
+
+
+def _rope_parts(config: Any) -> list[dict[str, Any]]:
     rope = next((r for n in _ROPE if isinstance(r := getattr(config, n, None), dict) and r), {})
-    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
-    types = {part.get("rope_type", part.get("type", "default")) for part in parts}
-    if types <= _FIXED_ROPE:
-        return None
-    lengths = [part.get(name) for part in (*parts, vars(config)) for name in _LENGTHS]
-    return min((n for n in lengths if type(n) is int and n > 0), default=1)
+    return [part for part in (rope, *rope.values()) if isinstance(part, dict)]
 
 
 def narrowest_window(model: PreTrainedModel) -> int | None:

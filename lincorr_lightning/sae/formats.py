@@ -38,10 +38,10 @@ _SITES = (
 # Settings of training, its data, sizes or the LM's loading, by a word of theirs: they change no
 # feature of the finished SAE, nor does noise, which was added in training alone.
 _DESCRIBES = re.compile(
-    r"(.*[._])?(adam|anneal|auto|aux|band|batch(es|_size)|beta|bos|cache|checkpoint|class|coeff|"
-    r"compil|context|ctx|cycles|d_(in|sae|model|sub)|data|dead|decay|device|dict_size|dim|dtype|"
-    r"eval|exclu|expan|fixed|ghost|grad|group_(frac|weights|sizes)|(re)?init|max_act|"
-    r"model_kwargs|l[01]|latents|layer$|lp|logg?(er)?_|lr|method|mixing|mse|multi_topk|noise|"
+    r"(.*[._])?(adam|anneal|autocast|aux|band|batch(es|_size)|beta|bos|cache|checkpoint|coeff|"
+    r"compil|context|ctx|cycles|d_(in|sae|model|sub)|data(set|_path|_type|$)|dead_feature_(thr|win)|decay|device|dict_size|dtype|"
+    r"eval|exclu|expan|ghost|grad|group_(frac|weights|sizes)|(re)?init|max_act|"
+    r"model_kwargs|l[01]|latents|layer$|lp|logg?(er)?_|lr|mixing|mse|multi_topk|noise|"
     r"normalize_(sae_)?decoder$|optim|p_end|path|penal|pretrained|resume|run_|seed|seqpos|"
     r"sequence|spars|start|ste_|steps?|stream|strict|tanh_scale|[td]d?p_size|tokens|training|"
     r"verb|version|wandb|warm|width|window).*|hf_hook_name|neuronpedia_id"
@@ -74,11 +74,17 @@ class SAESource:
         before = "".join(re.findall(r"^(?:(?:_orig_mod|module)\.)+", commonprefix(list(tensors))))
         return ReadKeys({name.removeprefix(before): x.float() for name, x in tensors.items()})
 
-    def refuse_unread(self) -> None:
+    def refuse_unread(self, sae: SparseAutoencoder) -> None:
         """Refuse tensors and settings that the reader, which read tensors here, left unread."""
+        n_features, width = sae.decoder.shape
+        layer = sae.hook_point.layer
+        known = {"d_sae": n_features, "dict_size": n_features, "d_in": width}
+        known |= {"activation_dim": width, "hook_layer": layer, "hook_point_layer": layer}
         rest = [f"tensor {name} is {tuple(x.shape)}" for name, x in self.tensors.unread()]
         for key, value in self.config.unread():
-            if value and value != "none" and not _DESCRIBES.fullmatch(key):
+            right = known.get(key.rpartition(".")[2], value)
+            is_known = _DESCRIBES.fullmatch(key) and value in (right, None)
+            if value and value != "none" and not is_known:
                 rest.append(f"{key} is {value!r}")
         if rest:
             way_out = "Take an SAE without, or register a format whose reader reads it."
@@ -218,7 +224,7 @@ def load_sae(folder: str | Path, lm: LanguageModel | None = None) -> SparseAutoe
     try:
         sae = FORMATS[name].read(source)
         if "tensors" in vars(source):
-            source.refuse_unread()
+            source.refuse_unread(sae)
     except torch.OutOfMemoryError:  # of the LM
         raise
     except SparseAutoencoderError as error:
