@@ -14,14 +14,7 @@ from transformers import AutoTokenizer, Trainer, TrainingArguments
 from lincorr_lightning.linear_map.artifact import LinearMap, PairMap
 from lincorr_lightning.linear_map.weights import LabelSet
 from tests.callbacks import naive
-from tests.toys import NO_FILES, quiet_trainer, save_toy_lm
-
-
-@pytest.fixture
-def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
-    return lambda *callbacks, **options: quiet_trainer(
-        tmp_path, callbacks=list(callbacks), **NO_FILES | options
-    )
+from tests.toys import save_toy_lm
 
 
 @pytest.fixture

@@ -222,13 +222,15 @@ def expected_of(module, own_map, others):
     gradients = [correlation(own_map, now, before) for before, now in pairwise(steps)]
     final = naive.outcomes(base, left, EDITS, OTHERS)
     watched = [*(naive.outcomes(base, now, EDITS[:N_WATCHED], OTHERS) for now in steps[:-1]), final]
-    r = [correlation(own_map, now) for now in (*steps[:-1], left)]
+    r = [correlation(own_map, now) for now in (*steps, left)]
+    results = {"worst": min(r)}  # also of the last step, whose point is replaced
+    del r[-2]
     curves = {key: [one[key] for one in watched] for key in final}
     curves |= {f"{name}/city->country": r for name in ("resilience", "logit_correlation")}
     curves["gradient_correlation/city->country"] = [np.nan, *gradients]
     names = ("generalized", "hallucinated", "unchanged", "right_before")
     names = (*names, "source_learned", "constant")
-    results = {name: final[f"generalization/{name}"] for name in names}
+    results |= {name: final[f"generalization/{name}"] for name in names}
     results |= {"before": r[0], "after": r[-1], "gradient_correlation": np.mean(gradients)}
     results |= {"probability_reference": final["probability/reference"]}
     return {key: [*zip(at, curve, strict=True)] for key, curve in curves.items()}, results

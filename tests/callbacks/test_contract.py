@@ -36,7 +36,7 @@ from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
 from tests.callbacks import naive
-from tests.toys import drawn_figures, toy_sae
+from tests.toys import assert_same, drawn_figures, toy_sae
 
 
 def three_callbacks(**options):
@@ -74,23 +74,6 @@ WAYS_TO_TRAIN = {
     "lora": {"lora": True, "precision": "bf16-mixed", "accumulate_grad_batches": 3},
     "half": {"precision": "bf16-true", "gradient_clip_val": 0.1},
 }
-
-
-def assert_same(one, other, where=""):
-    """Check that two values are equal bit for bit, at any depth."""
-    assert type(one) is type(other), where
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), where
-        for key in one:
-            assert_same(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            assert_same(*pair, f"{where}/{i}")
-    elif isinstance(one, (torch.Tensor, np.ndarray)):
-        assert (one == other).all(), where
-    else:
-        assert one == other, where
 
 
 def train(folder, make_trainer, *callbacks, lora=False, **options):
@@ -161,11 +144,7 @@ def counting(module, inner):
 
 
 @pytest.mark.parametrize(
-    ("order", "every", "steps"),
-    [
-        ([2, 1, 0], 2, [1, 2, 3, 4, 5, 6, 7, 8]),
-        ([0, 1, 2], 4, [1, 4, 5, 8]),
-    ],
+    ("order", "every", "steps"), [([2, 1, 0], 2, [1, 2, 3, 4, 5, 6, 7]), ([0, 1, 2], 4, [1, 4, 5])]
 )
 def test_three_callbacks_cost_one_forward(small_lm, own_map, fit, order, every, steps):
     """And none between the steps that are due."""
@@ -174,9 +153,7 @@ def test_three_callbacks_cost_one_forward(small_lm, own_map, fit, order, every, 
     three = three_callbacks(linear_map=own_map.folder, every_n_steps=every)
     fit(*(three[i] for i in order), module=module, data=naive.sentences(small_lm, 1))
     # The last one is that of all edits, at the end.
-    assert {step: n for step, n in seen.items() if 0 < step < 8} == dict.fromkeys(
-        [step for step in steps if step < 8], 1
-    )
+    assert {step: n for step, n in seen.items() if 0 < step < 8} == dict.fromkeys(steps, 1)
 
 
 # -- runs of other shapes --------------------------------------------------------------------------
@@ -219,14 +196,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small_lm, tmp_path, fit, ever
         other = Generalization("city->country", [{"subject": "name9", "answer": "Rome"}])
         callbacks = [*every_callback(), other]
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-        trainer = fit(
-            *callbacks,
-            keep,
-            max_epochs=2,
-            enable_checkpointing=True,
-            ckpt_path=ckpt_path,
-            module=naive.Module(small_lm, 0.01),
-        )
+        options = {"max_epochs": 2, "enable_checkpointing": True, "ckpt_path": ckpt_path}
+        trainer = fit(*callbacks, keep, module=naive.Module(small_lm, 0.01), **options)
         assert trainer.global_step == 8
         return callbacks
 
@@ -281,16 +252,11 @@ def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit
     [
         (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
         (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
-        (Generalization, {"n_watch": 0}, "n_watch is 0"),
-        (Generalization, {"n_others": -1}, "n_others is -1"),
         (Generalization, {"paraphrases": ["who"]}, "paraphrases 'who'"),
         (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
         (GradientCorrelation, {"subjects": "name1"}, "subjects is 'name1'"),
-        (GradientCorrelation, {"n_subjects": 2}, "n_subjects is 2"),
         (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
-        (Resilience, {"random_labels": -1}, "random_labels is -1"),
         (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
-        (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2"),
     ],
 )
 def test_settings_out_of_range(kind, setting, message):
@@ -310,19 +276,6 @@ def test_a_map_that_does_not_fit_is_refused(own_map, tmp_path, fit):
     ):
         with pytest.raises(LinearMapError, match=message):
             fit(GradientCorrelation(relation, folder))
-
-
-def test_a_module_without_a_causal_lm(small_lm, fit):
-    class Headless(naive.Module):
-        def __init__(self, folder):
-            super().__init__(folder)
-            self.backbone = self.backbone.model
-
-        def training_step(self, batch, batch_idx):
-            return self.backbone(input_ids=batch).last_hidden_state.sum()
-
-    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in Headless"):
-        fit(TokenGeometryMonitor(), module=Headless(small_lm))
 
 
 def test_of_two_lms_one_is_named(small_lm, own_map, fit):

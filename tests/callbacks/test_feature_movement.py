@@ -94,8 +94,5 @@ def test_movement_is_that_of_naive_reading(small_lm, folder, every, fit):
 
 def test_unusable_saes_are_refused(tmp_path, fit):
     _sae(HOOK_POINTS[0], width=8).save(tmp_path / "other" / "a")
-    watch = FeatureMovement(str(tmp_path / "other"))
     with pytest.raises(SparseAutoencoderError, match=r"is 8 wide, but .* is 16 wide"):
-        fit(watch)
-    with pytest.raises(SparseAutoencoderError, match="there is no such folder"):
-        fit(FeatureMovement(str(tmp_path / "none")))
+        fit(FeatureMovement(str(tmp_path / "other")))

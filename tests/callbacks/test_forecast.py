@@ -1,13 +1,12 @@
 """The forecast of edits before any LightningModule trains them."""
 
-import csv
-
 import lightning as L
 import pytest
 
 from lincorr_lightning.callbacks import Forecast
 from tests.callbacks import naive
 from tests.nearness import causal_nearness
+from tests.toys import read_table
 
 
 def test_a_forecast_is_there_before_training(small_lm, fit, tmp_path):
@@ -20,8 +19,7 @@ def test_a_forecast_is_there_before_training(small_lm, fit, tmp_path):
     seen = Seen()
     trainer = fit(forecast, seen)
     (file,) = tmp_path.rglob("tables/forecast.csv")
-    with file.open() as handle:
-        rows = list(csv.DictReader(handle))
+    rows = read_table(file)
     assert [row["subject"] for row in rows] == [edit["subject"] for edit in naive.EDITS]
     # The nearest word is that of the LM before training.
     base = naive.Module(small_lm)

@@ -12,31 +12,6 @@ from tests.callbacks import naive
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
 
-def expected(states, tokenizer, weight, bias):
-    return [
-        naive.r(
-            naive.logits(state, tokenizer, "city", SUBJECTS) @ weight.T + bias,
-            naive.logits(state, tokenizer, "country", SUBJECTS),
-        )
-        for state in states
-    ]
-
-
-def test_r_of_a_given_map(small_lm, own_map, fit):
-    module = naive.Module(small_lm)
-    states = naive.Loop(module, list(naive.sentences(small_lm))).states
-    r = expected(states, module.tokenizer, own_map.weight, own_map.bias)
-    watch = Resilience(own_map.folder, "city->country", SUBJECTS, every_n_steps=1)
-    fit(watch, module=module)
-    steps, values = zip(*watch.history["resilience/city->country"], strict=True)
-    assert steps == tuple(range(5))
-    assert values == pytest.approx(r, abs=1e-4)
-    for name, value in {"before": r[0], "after": r[-1], "worst": min(r)}.items():
-        assert watch.results[name] == pytest.approx(value, abs=1e-4)
-    assert watch.results["baselines"] == {}
-    assert list(watch.history) == ["resilience/city->country"]
-
-
 def test_random_words_of_before_training_are_scored_on_each_lm(small_lm, fit):
     """By numpy, as means over other draws of words."""
     module = naive.Module(small_lm, lr=0.02)

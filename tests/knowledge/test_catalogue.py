@@ -87,32 +87,24 @@ def test_files_build_on_each_other(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "fragments"),
+    ("text", "message"),
     {
-        "knowledge: {realm: {family: simile, language: en, template: '{} is', answers: realm}}": [
-            "knowledge.realm",
-            "already taken by",
-            "world.yaml",
-        ],
-        "entities: {realm: {Avalon: {region: South}}}": ["realm.Avalon.region", "already given"],
-        "entities: {realm: {Isle of Apples: {coin: Mark}}}": [
-            "knowledge.realm",
-            "'Isle of Apples' of 'Avalon'",
-            "world.yaml",
-            "mine.yaml",
-        ],
-        "entities: {port: {Tintagel: {realm: Isle of Apples}}}": [
-            "port.Tintagel.realm",
-            "Did you mean 'Avalon'",
-        ],
+        "knowledge: {realm: {family: simile, language: en, template: '{} is', answers: realm}}": (
+            r"knowledge\.realm.*already taken by .*world\.yaml"
+        ),
+        "entities: {realm: {Avalon: {region: South}}}": r"realm\.Avalon\.region.*already given",
+        "entities: {realm: {Isle of Apples: {coin: Mark}}}": (
+            r"world\.yaml: knowledge\.realm.*mine\.yaml.* and 'Isle of Apples' of 'Avalon'"
+        ),
+        "entities: {port: {Tintagel: {realm: Isle of Apples}}}": (
+            r"port\.Tintagel\.realm.*Did you mean 'Avalon'"
+        ),
     }.items(),
 )
-def test_files_must_not_contradict_each_other(write, text, fragments):
+def test_files_must_not_contradict_each_other(write, text, message):
     world, mine = write(WORLD, "world.yaml"), write(f"version: 1\n{text}\n")
-    with pytest.raises(KnowledgeError) as error:
+    with pytest.raises(KnowledgeError, match=message):
         Catalogue.load(world, mine)
-    for fragment in fragments:
-        assert fragment in str(error.value)
 
 
 def test_unknown_names_get_near_matches(catalogue):

@@ -18,7 +18,7 @@ from lincorr_lightning.lm.sharding_strategy import check_strategy
 from lincorr_lightning.study import Study
 from tests.launching import launch, run_in_two
 from tests.nearness import causal_nearness
-from tests.toys import read_table
+from tests.toys import read_table, save_toy_lm
 
 KEEPING = (
     "--trainer.enable_checkpointing=true --trainer.callbacks+=ModelCheckpoint "
@@ -53,18 +53,9 @@ def read(rank: int, folder: str, out: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: bool) -> None:
-    whole = LanguageModel.from_pretrained(small_lm)
-    if whole.model.config.tie_word_embeddings is not tied:
-        from transformers import AutoModelForCausalLM
-
-        torch.manual_seed(0)
-        config = whole.model.config
-        config.tie_word_embeddings = tied
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lm")
-        whole.tokenizer.save_pretrained(tmp_path / "lm")
-        whole = LanguageModel.from_pretrained(str(tmp_path / "lm"))
-    folder = whole.config.name_or_path
+def test_logits_are_those_of_the_whole_lm(tmp_path: Path, tied: bool) -> None:
+    folder = str(save_toy_lm(tmp_path / "lm", architecture="llama-tied" if tied else "llama"))
+    whole = LanguageModel.from_pretrained(folder)
     launch(2, read, folder, str(tmp_path))
     n = sum(p.numel() for p in whole.model.parameters())
     head = whole.model.get_output_embeddings().weight.detach().numpy()

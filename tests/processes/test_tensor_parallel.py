@@ -28,8 +28,9 @@ from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.launching import launch
 from tests.processes.test_sharded import KEEPING
-from tests.processes.test_two_processes import assert_close, numbers, tables
-from tests.toys import toy_model
+from tests.processes.test_two_processes import assert_same_tables, results
+from tests.small_runs import QUIET
+from tests.toys import assert_same, toy_model
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(5)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
@@ -47,7 +48,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {},
 }
 CASES = [("llama", False), ("llama", True), ("qwen3", False), ("olmo2", True)]
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 SPLIT = (
     "--config trainer/tensor_parallel.yaml --trainer.accelerator=cpu --trainer.devices=2".split()
 )
@@ -186,15 +186,15 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
     launch(2, work, (1, 2), lms, *run("two", *SPLIT), resume("lora", lora, "one", *SPLIT))
     main(resume("full", full, "two"))
 
-    one = numbers(tmp_path / "probe one")
+    one = results(tmp_path / "probe one")
     assert one["n_fit"] + one["n_test"] == 181
-    assert_close(numbers(tmp_path / "probe two"), one, 1e-6)
-    tables((tmp_path / "probe one", tmp_path / "probe two"), 1e-6)
+    assert_same(results(tmp_path / "probe two"), one, 1e-6)
+    assert_same_tables((tmp_path / "probe one", tmp_path / "probe two"), 1e-6)
     for name, others in (("full", ("two", "of two")), ("lora", ("two", "of one"))):
-        one = numbers(tmp_path / f"{name} one")
+        one = results(tmp_path / f"{name} one")
         assert one["n_steps"] == 4
-        assert_close(numbers(tmp_path / f"{name} two"), one, 1e-3)
-        tables((tmp_path / f"{name} one", tmp_path / f"{name} two"), 1e-3)
+        assert_same(results(tmp_path / f"{name} two"), one, 1e-3)
+        assert_same_tables((tmp_path / f"{name} one", tmp_path / f"{name} two"), 1e-3)
         want = torch.load(checkpoint(f"{name} one", 4), weights_only=False)["state_dict"]
         for other in others:
             found = torch.load(checkpoint(f"{name} {other}", 4), weights_only=False)["state_dict"]

@@ -1,6 +1,5 @@
 """Two processes give the results of one: nothing is counted twice, lost or written twice."""
 
-import json
 import os
 import re
 import signal
@@ -13,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from pandas import read_csv
+from pandas.testing import assert_frame_equal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lincorr_lightning.cli import main
@@ -23,13 +24,10 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from tests.launching import run_in_two
 from tests.reproduce.test_reproduce import write_config
-from tests.small_runs import SMALL_RUNS
+from tests.small_runs import QUIET, SMALL_RUNS, numbers
+from tests.toys import assert_same
 
 pytestmark = pytest.mark.slow
-
-# Keys that depend on how a run was made.
-HOW = {"seconds", "settings", "versions", "model"}
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
 def run_killed(lm: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -62,28 +60,16 @@ def check_log(folder: Path) -> None:
         assert len(steps) == len(set(steps)), tag
 
 
-def numbers(folder: Path) -> dict[str, Any]:
+def results(folder: Path) -> Any:
     """What the only run in a folder found."""
     (path,) = folder.rglob("results.json")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return {name: value for name, value in found.items() if name not in HOW}
+    return numbers(path.parent)[0]
 
 
-def assert_close(ours: Any, theirs: Any, tolerance: float, where: str = "") -> None:
-    """Equal, floats to a tolerance, at any depth."""
-    assert type(ours) is type(theirs), (where, ours, theirs)
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys(), where
-        for key in ours:
-            assert_close(ours[key], theirs[key], tolerance, f"{where}/{key}")
-    elif isinstance(ours, list):
-        assert len(ours) == len(theirs), where
-        for place, pair in enumerate(zip(ours, theirs, strict=True)):
-            assert_close(*pair, tolerance, f"{where}/{place}")
-    elif isinstance(ours, float):
-        assert ours == pytest.approx(theirs, rel=tolerance, abs=tolerance), where
-    else:
-        assert ours == theirs, where
+def assert_same_tables(folders: tuple[Path, Path], tolerance: float) -> None:
+    for name in {path.name for path in folders[0].rglob("tables/*.csv")}:
+        one, two = (read_csv(next(folder.rglob(name))) for folder in folders)
+        assert_frame_equal(one, two, rtol=tolerance, atol=tolerance)
 
 
 class Case(NamedTuple):
@@ -94,22 +80,6 @@ class Case(NamedTuple):
     two: str = ""
     holds: Mapping[str, int] = MappingProxyType({})
     tolerance: float = 1e-6
-
-
-def tables(folders: tuple[Path, Path], tolerance: float) -> None:
-    """Every table of two runs is the same."""
-
-    def cell(text: str) -> float | str:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    for name in {path.name for path in folders[0].rglob("tables/*.csv")}:
-        texts = [next(folder.rglob(name)).read_text().splitlines() for folder in folders]
-        assert_close(
-            *([list(map(cell, line.split(","))) for line in lines] for lines in texts), tolerance
-        )
 
 
 _WORLD = (
@@ -167,13 +137,12 @@ def test_two_processes_have_the_numbers_of_one(study: str, inputs: Path, tmp_pat
     check_log(folders[1])
     names = [sorted(p.name for p in f.rglob("*.*") if "tfevents" not in p.name) for f in folders]
     assert names[0] == names[1]
-    found, others = map(numbers, folders)
+    found, others = map(results, folders)
     if study == "pretraining":  # trains the LM, whose weights are rounded
-        for results in (found, others):
-            del results["lm"]["fingerprint"], results["lm"]["name_or_path"]
+        assert found["lm"].pop("fingerprint") and others["lm"].pop("fingerprint")
     assert found.items() >= case.holds.items()
-    assert_close(found, others, case.tolerance)
-    tables(folders, case.tolerance)
+    assert_same(found, others, case.tolerance)
+    assert_same_tables(folders, case.tolerance)
 
 
 def change_silu(rank: int) -> None:
@@ -198,10 +167,10 @@ def test_cache_of_states(inputs: Path, tmp_path: Path) -> None:
     all_found = rf"(?m)^(\d+) of \1 prompts of {inputs / 'lm'} were in {states}$"
     log = run("changed", change_silu)
     assert not re.search(all_found, log) and "Discarding" in log
-    assert numbers(tmp_path / "changed") != numbers(tmp_path / "first")
+    assert results(tmp_path / "changed") != results(tmp_path / "first")
     log = run("again", change_silu)
     assert re.search(all_found, log) and "Discarding" not in log
-    assert numbers(tmp_path / "changed") == numbers(tmp_path / "again")
+    assert results(tmp_path / "changed") == results(tmp_path / "again")
 
 
 @pytest.mark.nightly  # each of the runs is tested on two processes above
@@ -219,10 +188,10 @@ def test_a_reproduction_of_several_runs(small_lm, tmp_path):
             done = run_in_two(*command)
             assert done.returncode == 0, done.stderr[-3000:]
         assert (folder / "report.html").is_file()
-        found.append(numbers(folder))
-    for ours, theirs in zip(*(results["pairs"] for results in found), strict=True):
+        found.append(results(folder)["pairs"])
+    for ours, theirs in zip(*found, strict=True):
         for key in ("source", "target", "label_mean", "control_label_mean", "precision"):
-            assert_close(ours[key], theirs[key], 1e-3, key)
+            assert_same(ours[key], theirs[key], 1e-3, key)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

@@ -32,19 +32,15 @@ pytestmark = [
 ]
 
 
-def run(folder: Path, verb: str, config: str, *options: str) -> dict[str, Any]:
-    cli = lincorr(
-        [
-            verb,
-            "--config",
-            f"configs/{config}.yaml",
-            f"--model.lm.name_or_path={NAME}",
-            f"--trainer.default_root_dir={folder}",
-            "--trainer.enable_progress_bar=false",
-            *options,
-        ]
-    )
-    path = Path(cli.trainer.log_dir) / "results.json"
+def fit(folder: Path, config: str, *options: str, lm: str = NAME) -> Any:
+    """Run a study on an LM and return its Trainer."""
+    paths = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={folder}"
+    quiet = "--trainer.enable_progress_bar=false"
+    return lincorr(["fit", "--config", f"configs/{config}.yaml", *paths, quiet, *options]).trainer
+
+
+def run(folder: Path, config: str, *options: str) -> dict[str, Any]:
+    path = Path(fit(folder, config, *options).log_dir) / "results.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -93,15 +89,9 @@ def test_w_and_b_are_those_of_scikit_learn(lm: LanguageModel, relation: Tokenize
 
 def test_auto_ridge_makes_w_readable_at_little_cost(tmp_path: Path) -> None:
     """At least three times the plain map's Hit@1, for at most .02 of its r."""
+    options = "--model.knowledge=[city, country]", "--data.seed=3"
     found = {
-        ridge: run(
-            tmp_path,
-            "fit",
-            "linear_probe",
-            f"--model.ridge={ridge}",
-            "--model.knowledge=[city, country]",
-            "--data.seed=3",
-        )["pairs"][0]
+        ridge: run(tmp_path, "linear_probe", f"--model.ridge={ridge}", *options)["pairs"][0]
         for ridge in ("0", "auto")
     }
     plain, auto = found["0"], found["auto"]
@@ -115,33 +105,28 @@ EDITS = ("--data.n_edits=24", "--model.edits_per_step=8")
 
 @pytest.fixture(scope="module")
 def lora_edits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run(tmp_path_factory.mktemp("lora"), "fit", "source_finetune_lora", *EDITS)
+    return run(tmp_path_factory.mktemp("lora"), "source_finetune_lora", *EDITS)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradient_correlation_in_half_precision(
     lora_edits: dict[str, Any], dtype: str, tmp_path: Path
 ) -> None:
-    half = run(tmp_path, "fit", "source_finetune_lora", *EDITS, f"--model.lm.dtype={dtype}")
+    half = run(tmp_path, "source_finetune_lora", *EDITS, f"--model.lm.dtype={dtype}")
     for name in ("gradient_correlation", "logit_correlation"):
         assert half[name] == pytest.approx(lora_edits[name], abs=0.05)
 
 
 def test_full_fine_tuning_in_half_precision_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="float32"):
-        run(tmp_path, "fit", "source_finetune", *EDITS, "--model.lm.dtype=bfloat16")
+        run(tmp_path, "source_finetune", *EDITS, "--model.lm.dtype=bfloat16")
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_edits_generalize_as_in_the_paper(seed: int, tmp_path: Path) -> None:
     """The paper's city->country with a 3B LM: 53.7 % (table 5)."""
-    results = run(
-        tmp_path,
-        "fit",
-        "source_finetune_lora",
-        f"--data.seed={seed}",
-        f"--seed_everything={seed}",
-    )
+    seeds = f"--data.seed={seed}", f"--seed_everything={seed}"
+    results = run(tmp_path, "source_finetune_lora", *seeds)
     assert results["source_learned"] >= 0.95
     assert results["generalized"] == pytest.approx(0.537, abs=0.1)
     assert results["random"] < 0.05
@@ -165,21 +150,11 @@ def test_a_swap_of_two_countries_rows_only_renames_them(
     answers = ["Paris", "Rome", "Milan", "Berlin", "Madrid", "Cairo"]
     edits = [{"subject": f"John {x}", "answer": x} for x in answers]
     (tmp_path / "edits.json").write_text(json.dumps(edits))
+    callback = "--trainer.callbacks=Intervention", "--trainer.callbacks.n_subjects=300"
+    options = f"--data.edits_file={tmp_path}/edits.json", *callback
     found = []
     for name in (NAME, str(tmp_path / "lm")):
-        trainer = lincorr(
-            [
-                "fit",
-                "--config",
-                "configs/causal.yaml",
-                f"--model.lm.name_or_path={name}",
-                f"--trainer.default_root_dir={tmp_path}",
-                f"--data.edits_file={tmp_path}/edits.json",
-                "--trainer.enable_progress_bar=false",
-                "--trainer.callbacks=Intervention",
-                "--trainer.callbacks.n_subjects=300",
-            ]
-        ).trainer
+        trainer = fit(tmp_path, "causal", *options, lm=name)
         (watch,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
         found.append((watch.edits, watch.maps["auto"][0]))
     (plain, w), (other, of_swapped) = found
