@@ -151,6 +151,7 @@ class Study(PlainHyperparameters, L.LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse settings that give wrong numbers or lose them, before hours are spent."""
         check_strategy(self.trainer)
+        _require_own_settings(self.trainer.strategy.root_device.type)
         if not self.shards_lm:
             refuse_sharding(self.trainer, type(self).__name__)
         precision = str(self.trainer.precision)
@@ -324,6 +325,22 @@ def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str =
                 f"the checkpoint was written with {owner}{name} {value}, this run has "
                 f"{now[name]}. {_START_ANEW}"
             )
+
+
+def _require_own_settings(device: str) -> None:
+    """Refuse to run inside of settings of torch that change dtypes, places or gradients."""
+    default, dtype = torch.get_default_device(), torch.get_default_dtype()
+    in_force = {
+        "torch.autocast": torch.is_autocast_enabled(device),
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
+        f"torch.set_default_dtype({dtype})": dtype != torch.float32,
+        f"torch.set_default_device({str(default)!r})": default.type != "cpu",
+    }
+    if names := [name for name, holds in in_force.items() if holds]:
+        raise ConfigError(
+            f"the Trainer is called under {' and '.join(names)}, with which numbers would be other "
+            "ones. Call it outside."
+        )
 
 
 def require_one_epoch(trainer: L.Trainer, epochs: str) -> None:

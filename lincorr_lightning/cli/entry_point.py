@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 
 from lincorr_lightning.cli.program import main
 from lincorr_lightning.cli.termination import exit_at_signals
@@ -16,6 +17,8 @@ def console() -> None:
     # Tokenizers would warn of forked processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["MPLBACKEND"] = "agg"  # with one that is not installed, matplotlib has no import
+    if isinstance(sys.stdout, TextIOWrapper):  # may be in ASCII; a "?" could be a sign of a number
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with exit_at_signals():
             main()

@@ -57,7 +57,8 @@ def audit(
     console.print(audit_table(domains, title=f"Knowledge under the tokenizer of {lm}"))
     for each in selected:
         if unknown := ", ".join(unknown_words(each, tokenizer)):
-            console.print(f"{each.name}: the LM does not know these words of its prompt: {unknown}")
+            text = f"{each.name}: the LM does not know these words of its prompt: {unknown}"
+            console.print(escape(text))
 
 
 def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain]:
