@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ def test_a_console_in_ascii_keeps_signs(
     written = BytesIO()
     monkeypatch.setattr("sys.stdout", TextIOWrapper(written, "ascii"))
     monkeypatch.setattr("sys.argv", ["lincorr", "compare", *(str(probe(r=r)) for r in (0.9, 0.2))])
-    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr("lincorr_lightning.cli.entry_point.exit_at_signals", nullcontext)
+    for name in ("MPLBACKEND", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "")  # restored after the program has set it
     console()
     assert rb"\u22120.70" in written.getvalue()
