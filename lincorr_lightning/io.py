@@ -177,14 +177,11 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     def refuse(literal: str) -> NoReturn:
         raise ValueError(f"{literal} is not JSON")
 
-    def whole(digits: str) -> int:
-        if math.isinf(float(digits)):  # as a float, as which it may be shown
-            raise ValueError(f"{digits[:9]}… is too large")
-        return int(digits)
-
     try:
         text = regular_file(path).read_text(encoding="utf-8")
-        content = parse_json(text, parse_constant=refuse, parse_int=whole)
+        # Infinite as a float, as which it may be shown.
+        parse_int = lambda n: refuse(n[:9]) if math.isinf(float(n)) else int(n)  # noqa: E731
+        content = parse_json(text, parse_constant=refuse, parse_int=parse_int)
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
     except (ValueError, RecursionError) as cause:

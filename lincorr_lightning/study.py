@@ -329,17 +329,16 @@ def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str =
 
 def _require_own_settings(device: str) -> None:
     """Refuse to run inside of settings of torch that change dtypes, places or gradients."""
-    default, dtype = torch.get_default_device(), torch.get_default_dtype()
+    dtype, place = torch.get_default_dtype(), torch.get_default_device()
     in_force = {
-        "torch.autocast": torch.is_autocast_enabled(device),
-        "torch.inference_mode": torch.is_inference_mode_enabled(),
-        f"torch.set_default_dtype({dtype})": dtype != torch.float32,
-        f"torch.set_default_device({str(default)!r})": default.type != "cpu",
+        "autocast": torch.is_autocast_enabled(device),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        f"set_default_dtype({dtype})": dtype != torch.float32,
+        f"set_default_device({place})": place.type != "cpu",
     }
-    if names := [name for name, holds in in_force.items() if holds]:
+    if names := " and ".join(f"torch.{name}" for name, holds in in_force.items() if holds):
         raise ConfigError(
-            f"the Trainer is called under {' and '.join(names)}, with which numbers would be other "
-            "ones. Call it outside."
+            f"the Trainer is called under {names}; its numbers would be others. Call it outside."
         )
 
 

@@ -138,8 +138,7 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
         except OSError as error:
             if error.filename is None:  # such as of a pipe that was closed
                 raise
-            path = os.fsdecode(error.filename)[:200]
-            raise ReportError(f"cannot read {path}: {error.strerror}.") from error
+            raise ReportError(f"cannot read {error.filename}: {error.strerror}.") from error
     # Imported here: jsonargparse takes a while to import.
     from jsonargparse import ArgumentError, ArgumentParser
 

@@ -139,9 +139,7 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
     try:
         return _show(folder, options)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise LinearMapError(
-            f"cannot read {folder}: it was changed ({error}). {WAY_OUT}"
-        ) from error
+        raise LinearMapError(f"{folder}: it was changed ({error}). {WAY_OUT}") from error
 
 
 def _show(folder: Path, options: argparse.Namespace) -> list[LabelWeight]:
@@ -181,9 +179,7 @@ def _label_sets(folder: Path, config: dict[str, Any], pair: str) -> tuple[LabelS
     if pair not in config["pairs"]:
         known = ", ".join(list(config["pairs"])[:8])
         raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
-    source, target = (
-        LabelSet.from_json(name, config["knowledge"][name]) for name in pair.split("->")
-    )
+    source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
     return source, target
 
 
