@@ -173,7 +173,10 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         raise ValueError(f"{literal} is not JSON")
 
     try:
-        content = parse_json(regular_file(path).read_text(encoding="utf-8"), parse_constant=refuse)
+        text = regular_file(path).read_text(encoding="utf-8")
+        # Infinite as a float, as which it may be shown.
+        parse_int = lambda n: refuse(n[:9]) if math.isinf(float(n)) else int(n)  # noqa: E731
+        content = parse_json(text, parse_constant=refuse, parse_int=parse_int)
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
     except (ValueError, RecursionError) as cause:

@@ -151,6 +151,7 @@ class Study(PlainHyperparameters, L.LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse settings that give wrong numbers or lose them, before hours are spent."""
         check_strategy(self.trainer)
+        _require_own_settings(self.trainer.strategy.root_device.type)
         if not self.shards_lm:
             refuse_sharding(self.trainer, type(self).__name__)
         precision = str(self.trainer.precision)
@@ -324,6 +325,21 @@ def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str =
                 f"the checkpoint was written with {owner}{name} {value}, this run has "
                 f"{now[name]}. {_START_ANEW}"
             )
+
+
+def _require_own_settings(device: str) -> None:
+    """Refuse to run inside of settings of torch that change dtypes, places or gradients."""
+    dtype, place = torch.get_default_dtype(), torch.get_default_device()
+    in_force = {
+        "autocast": torch.is_autocast_enabled(device),
+        "inference_mode": torch.is_inference_mode_enabled(),
+        f"set_default_dtype({dtype})": dtype != torch.float32,
+        f"set_default_device({place})": place.type != "cpu",
+    }
+    if names := " and ".join(f"torch.{name}" for name, holds in in_force.items() if holds):
+        raise ConfigError(
+            f"the Trainer is called under {names}; its numbers would be others. Call it outside."
+        )
 
 
 def require_one_epoch(trainer: L.Trainer, epochs: str) -> None:

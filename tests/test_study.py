@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.errors import (
     CheckpointError,
     ConfigError,
@@ -24,7 +27,16 @@ from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import FIXED_TRAINING, Study
 from tests.launching import launch, start_server
+from tests.small_runs import SMALL_RUNS, numbers
 from tests.toys import quiet_trainer
+
+IN_FORCE: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "float64": lambda: nullcontext(torch.set_default_dtype(torch.float64)),
+    "meta": lambda: torch.device("meta"),
+    "inference_mode": torch.inference_mode,
+    "no_grad": torch.no_grad,
+}
 
 
 class Counting(Study):
@@ -159,6 +171,33 @@ def test_callbacks_with_which_results_would_be_of_other_weights_or_steps(
 
     with pytest.raises(ConfigError, match=type(callback).__name__):
         quiet_trainer(tmp_path, callbacks=[callback]).fit(Fixed(), loader())
+
+
+@pytest.mark.parametrize("name", IN_FORCE)
+def test_settings_of_torch_around_a_run(name: str, tmp_path: Path) -> None:
+    """The program runs with its own, and they come back; a Trainer refuses them."""
+    command = SMALL_RUNS["pretraining"].command
+    main(command(tmp_path, tmp_path / "plain"))
+    study = Counting()
+    before = torch.get_default_dtype()
+    try:
+        with IN_FORCE[name]():
+            state = _state()
+            main(command(tmp_path, tmp_path / "inside"))
+            assert _state() == state
+            if name != "no_grad":
+                with pytest.raises(ConfigError, match=f"under torch.*{name}.*Call it outside"):
+                    quiet_trainer(tmp_path, max_epochs=1).fit(study, loader())
+    finally:
+        torch.set_default_dtype(before)
+    plain, inside = (tmp_path / part / "pretraining/version_0" for part in ("plain", "inside"))
+    assert numbers(inside) == numbers(plain)
+
+
+def _state() -> list[Any]:
+    grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast = torch.is_autocast_enabled("cpu")
+    return [torch.get_default_dtype(), torch.get_default_device(), *grad, autocast]
 
 
 def test_what_is_in_float32_is_not_trained_in_another_dtype(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import importlib.resources
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from textwrap import wrap
 from typing import Any
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, ReportError
 from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method, each a function of that name in a module, and their help.
@@ -64,11 +65,33 @@ def main(args: Sequence[str] | None = None) -> Any:
     for name in _OF_LAUNCHERS:
         if not re.fullmatch(r"\s*[+-]?\d+\s*", value := os.environ.get(name, "0")):
             raise ConfigError(f"the variable {name} of the environment is {value!r}; unset it.")
-    if argv[0] in COMMANDS:
-        return _run_command(argv[0], argv[1:])
-    from lincorr_lightning.cli.lightning_cli import run_lightning_cli
+    with _own_torch_settings():
+        if argv[0] in COMMANDS:
+            return _run_command(argv[0], argv[1:])
+        from lincorr_lightning.cli.lightning_cli import run_lightning_cli
 
-    return run_lightning_cli(argv)
+        return run_lightning_cli(argv)
+
+
+@contextmanager
+def _own_torch_settings() -> Iterator[None]:
+    """Run with the settings that torch starts with, whatever is in force around `main`."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:  # nobody has changed them, and importing it takes seconds
+        yield
+        return
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        # Lightning leaves gradients on or off as its last loop had them.
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
 
 
 def overview() -> str:
@@ -110,7 +133,12 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
     module = importlib.import_module(f"lincorr_lightning.{_MODULES[name]}")
     command = getattr(module, name)
     if name in _OWN_PARSER:
-        return command(args)
+        try:
+            return command(args)
+        except OSError as error:
+            if error.filename is None:  # such as of a pipe that was closed
+                raise
+            raise ReportError(f"cannot read {error.filename}: {error.strerror}.") from error
     # Imported here: jsonargparse takes a while to import.
     from jsonargparse import ArgumentError, ArgumentParser
 

@@ -89,7 +89,7 @@ def unknown_words(knowledge: Knowledge, tokenizer: "PreTrainedTokenizerBase") ->
     """
     unknown = tokenizer.unk_token_id
     words = knowledge.template.replace("{}", " ").split()
-    if unknown is None:
+    if unknown is None or not words:  # of none, a tokenizer raises
         return []
     encoded = tokenizer(words, add_special_tokens=False, return_attention_mask=False)
     return [w for w, ids in zip(words, encoded["input_ids"], strict=True) if unknown in ids]

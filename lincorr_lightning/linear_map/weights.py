@@ -136,10 +136,20 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
         )
     run = Path(options.run)
     folder = run if (run / CONFIG_FILE).is_file() else run / "linear_map"
+    try:
+        return _show(folder, options)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise LinearMapError(f"{folder}: it was changed ({error}). {WAY_OUT}") from error
+
+
+def _show(folder: Path, options: argparse.Namespace) -> list[LabelWeight]:
     config = read_config(folder)
     source, target = _label_sets(folder, config, options.pair)
     reference = config["pairs"][options.pair].get("reference", ())
     weight, nearest = _read_weights(folder, options.pair)
+    for matrix in (weight, weight if nearest is None else nearest):
+        if matrix.shape != (len(target.texts), len(source.texts)) or not np.isfinite(matrix).all():
+            raise ValueError("its numbers of labels and weights differ, or a weight is NaN")
     rows = weights_of(weight, source, target, options.label, reference)
     ridge, lm = config["pairs"][options.pair]["ridge"], config["lm"]["name_or_path"]
     lines = [f"W of {options.pair} in {lm}, ridge {ridge:g}: highest weights of {options.label}"]
@@ -169,12 +179,7 @@ def _label_sets(folder: Path, config: dict[str, Any], pair: str) -> tuple[LabelS
     if pair not in config["pairs"]:
         known = ", ".join(list(config["pairs"])[:8])
         raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
-    try:
-        source, target = (
-            LabelSet.from_json(name, config["knowledge"][name]) for name in pair.split("->")
-        )
-    except (LookupError, TypeError) as error:
-        raise LinearMapError(f"cannot read {folder / CONFIG_FILE}: {error}. {WAY_OUT}") from error
+    source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
     return source, target
 
 
@@ -187,7 +192,7 @@ def _read_weights(folder: Path, pair: str) -> tuple[npt.NDArray[Any], npt.NDArra
             key = f"{pair}/nearest"
             nearest = tensors.get_tensor(key) if key in tensors.keys() else None  # noqa: SIM118
             return tensors.get_tensor(f"{pair}/weight"), nearest
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError) as error:
         raise LinearMapError(f"cannot read {folder}: {error}. {WAY_OUT}") from error
 
 

@@ -178,11 +178,13 @@ def _side_by_side(pair: _Pair) -> tuple[list[str], DataFrame]:
     the rows apart. The upper level of its columns is the side.
     """
     first, other = pair
-    kinds = {key: first.frame[key].dtype for key in first.keys if not first.formats.get(key)}
-    free = [key for key in kinds if key not in first.unit and key in other.keys]
+    shared = [key for key in first.keys if key in other.keys]
+    unit = [key for key in first.unit if key in shared]
+    free = [key for key in shared if key not in unit and not first.formats.get(key)]
+    kinds = first.frame.dtypes
     free.sort(key=lambda key: (is_numeric_dtype(kinds[key]), is_float_dtype(kinds[key])))
-    candidates = [*first.unit, *free]
-    n = max(len(first.unit), 1)
+    candidates = [*unit, *free]
+    n = max(len(unit), 1)
     while n < len(candidates) and any(t.frame.duplicated(candidates[:n]).any() for t in pair):
         n += 1
     keys = [key for key in first.keys if key in candidates[:n]]

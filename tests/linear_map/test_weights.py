@@ -1,7 +1,9 @@
 """Are Rome and Italy paired? The weights of one label, in Python and by ``lincorr weights``."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +124,29 @@ def test_wrong_arguments_are_refused(run: Path) -> None:
         main(["weights", str(run), PAIR, "Rome", "Spain"])
     (run / "linear_map" / "linear_map.safetensors").write_bytes(b"damaged")
     with pytest.raises(LinearMapError, match="fit the map again"):
+        main(["weights", str(run), PAIR, "Rome"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: config.pop("pairs"),
+        lambda config: config["pairs"][PAIR].update(ridge=None),
+        lambda config: config["pairs"][PAIR].update(reference=[0]),
+        lambda config: config["knowledge"]["country"]["labels"].pop(),
+        lambda config: config["knowledge"]["city"].update(answers=None),
+        lambda config: [
+            k.update(labels=k["labels"][1:], answers=[]) for k in config["knowledge"].values()
+        ],
+    ],
+)
+def test_a_changed_map_is_refused(run: Path, change: Callable[[Any], Any]) -> None:
+    """The last one would show the weights of other labels."""
+    path = run / "linear_map" / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+    with pytest.raises(LinearMapError, match="linear_map: it was changed"):
         main(["weights", str(run), PAIR, "Rome"])
 
 

@@ -3,12 +3,14 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lincorr_lightning.cli import main
+from lincorr_lightning.cli import console, main
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results.report import write_report
 
@@ -30,6 +32,8 @@ CHANGES: list[Any] = [
     ("tables", 0, "columns", 1, "format", ".999999999f"),
     ("tables", 0, "unit", [["pair"]]),
     ("tables", 0, "means", {"r": {"column": "r", "where": [HTML]}}),
+    ("n_test", 10**400),
+    ("lm", "n_parameters", 10**400),
 ]
 
 HEAD = "pair,r,excess,hit\n"
@@ -92,3 +96,22 @@ def test_a_file_of_a_run(name: str, content: Any, probe: Make, tmp_path: Path) -
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     check([run], tmp_path)
     check([run, probe()], tmp_path)
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "weights"])
+def test_a_path_that_the_system_refuses(command: str, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"cannot read xxx.*File name too long"):
+        main([command, "x" * 300, "a->b", "c"][: 4 if command == "weights" else 3])
+
+
+def test_a_console_in_ascii_keeps_signs(
+    probe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(written, "ascii"))
+    monkeypatch.setattr("sys.argv", ["lincorr", "compare", *(str(probe(r=r)) for r in (0.9, 0.2))])
+    monkeypatch.setattr("lincorr_lightning.cli.entry_point.exit_at_signals", nullcontext)
+    for name in ("MPLBACKEND", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "")  # restored after the program has set it
+    console()
+    assert rb"\u22120.70" in written.getvalue()
