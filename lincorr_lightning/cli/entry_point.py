@@ -28,6 +28,9 @@ def console() -> None:
     except LincorrError as error:
         show_error(error)
         sys.exit(error.exit_status)
+    except Warning as error:
+        show_error(f"-W or PYTHONWARNINGS made a warning an error; leave it out. {error}")
+        sys.exit(1)
     except RuntimeError as error:
         # The error of the other process is on the screen.
         if not any(sign in str(error) for sign in _LOST_RANK):

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 import pytest
+import torch
 
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune import edit_files
@@ -182,11 +184,17 @@ def test_a_folder_of_results_is_read_in_the_order_of_its_cases(tmp_path: Path) -
     assert [row[1:5:3] for row in read_edits(tmp_path)] == [("name2", "2"), ("name10", "10")]
 
 
-def test_lists_that_pandas_wrote_to_csv(tmp_path: Path) -> None:
-    row = OTHER | {"paraphrases": [LIVES, HOME], "reference": ["Peru", "Italy"]}
+@pytest.mark.parametrize("kind", [list, numpy.array])
+def test_lists_that_pandas_wrote_to_csv(kind: Any, tmp_path: Path) -> None:
+    row = OTHER | {"paraphrases": kind([LIVES, HOME]), "reference": kind(["Peru", "Italy"])}
     pandas.DataFrame([row]).to_csv(tmp_path / "e.csv")
     (edit,) = read_edits(tmp_path / "e.csv")
     assert (edit.prompts, edit.reference) == ((LIVES, HOME), ("Peru", "Italy"))
+
+
+@pytest.mark.parametrize("value", [pandas.NA, float("nan"), numpy.ones((2, 2)), torch.ones(3)])
+def test_values_of_any_type_in_a_field_of_no_use(value: Any) -> None:
+    assert [edit.subject for edit in read_edits([OTHER | {"more": value}])] == [OTHER["subject"]]
 
 
 @pytest.mark.parametrize(
@@ -284,6 +292,7 @@ def test_a_row_that_lacks_the_fields_is_skipped(
         ("e.json", '[{"subject": "a", "answers": ["b"]}]', "row 1: no edit .*answers.* MQuAKE"),
         ("e.json", '[{"subject": "a", "answer": "b", "refrence": "c"}]', "'refrence'. Rename it"),
         ("e.jsonl", '[{"subject": "a", "answer": "b"}]', "line 1: no edit can be read"),
+        ("e.json", '[{"subject": "a", "answer": "b", "alt": "c"}]', "'b' .answer. or 'c' .alt"),
         ("e.tsv", "subject\tanswer\na\tb\tc\n", "line 2: more fields"),
         ("e.json", '[{"subject": "a", "answer": "b", "subject": "c"}]', "'subject' .*twice"),
         ("e.jsonl", '{"subject": "a", "answer": "b", "id": 1, "id": 1}', "line 1: .*'id' .*twice"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -263,3 +264,20 @@ def test_positions_that_depend_on_the_longest_row(architecture, changes, is_shar
     for _ in range(2):  # dynamic scaling keeps the longest length
         logits = lm.logits_of_groups(rows, range(50), [0 if is_shared else i for i in range(7)])
         torch.testing.assert_close(logits, torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+class Switching(LlamaRotaryEmbedding):
+    """Positions of someone's own, by the length of the longest row."""
+
+    def forward(self, x, position_ids):
+        return super().forward(x, position_ids * (0.25 if position_ids.max() >= 12 else 1))
+
+
+def test_positions_of_an_unknown_kind_that_depend_on_the_longest_row():
+    model = toy_model("llama", original_max_position_embeddings=12)
+    model.model.rotary_emb.__class__ = Switching
+    rows = [[5, 6, 7, 8], [*range(5, 25)]]
+    expected = [model(torch.tensor([ids])).logits[0, -1].double() for ids in rows]
+    lm = LanguageModel.from_module(model, word_tokenizer([f"w{i}" for i in range(48)]))
+    logits = lm.logits_of_rows(rows, range(50))
+    torch.testing.assert_close(logits, torch.stack(expected).detach(), atol=1e-4, rtol=1e-4)

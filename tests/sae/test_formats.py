@@ -189,6 +189,16 @@ def test_saelens_settings_of_training_and_of_the_lms_loading(tmp_path: Path) -> 
     _check(load_sae(_saelens(tmp_path, **config)), lambda x: _relu(x - B_DEC))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("d_sae", 99), ("d_in", 99), ("hook_layer", 99), ("class", "Transcoder")]
+)
+def test_settings_that_are_not_those_of_the_tensors(
+    setting: str, value: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(SparseAutoencoderError, match=f"{setting} is {value!r}"):
+        load_sae(_saelens(tmp_path, **{setting: value}))
+
+
 # -- Gemma Scope ----------------------------------------------------------------------------------
 
 _HUB = "models--google--gemma-scope-2b-pt-{}/snapshots/1f/layer_12/width_16k/l0_82"
