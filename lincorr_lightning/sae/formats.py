@@ -44,7 +44,7 @@ _DESCRIBES = re.compile(
     r"model_kwargs|l[01]|latents|layer$|lp|logg?(er)?_|lr|mixing|mse|multi_topk|noise|"
     r"normalize_(sae_)?decoder$|optim|p_end|path|penal|pretrained|resume|run_|seed|seqpos|"
     r"sequence|spars|start|ste_|steps?|stream|strict|tanh_scale|[td]d?p_size|tokens|training|"
-    r"verb|version|wandb|warm|width|window).*|hf_hook_name|neuronpedia_id"
+    r"verb|version|wandb|warm|width|window).*|hf_hook_name|neuronpedia_id|model_class_name|(.*\.)?trainer_class"
 )
 _SITE_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
@@ -82,8 +82,8 @@ class SAESource:
         known |= {"activation_dim": width, "hook_layer": layer, "hook_point_layer": layer}
         rest = [f"tensor {name} is {tuple(x.shape)}" for name, x in self.tensors.unread()]
         for key, value in self.config.unread():
-            right = known.get(key.rpartition(".")[2], value)
-            is_known = _DESCRIBES.fullmatch(key) and value in (right, None)
+            size = known.get(key.rpartition(".")[2])
+            is_known = value == size if size is not None else _DESCRIBES.fullmatch(key)
             if value and value != "none" and not is_known:
                 rest.append(f"{key} is {value!r}")
         if rest:
