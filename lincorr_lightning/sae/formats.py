@@ -39,12 +39,14 @@ _SITES = (
 # feature of the finished SAE, nor does noise, which was added in training alone.
 _DESCRIBES = re.compile(
     r"(.*[._])?(adam|anneal|autocast|aux|band|batch(es|_size)|beta|bos|cache|checkpoint|coeff|"
-    r"compil|context|ctx|cycles|d_(in|sae|model|sub)|data(set|_path|_type|$)|dead_feature_(thr|win)|decay|device|dict_size|dtype|"
-    r"eval|exclu|expan|ghost|grad|group_(frac|weights|sizes)|(re)?init|max_act|"
+    r"compil|context|ctx|cycles|d_(in|sae|model|sub)|data(set|_path|_type|$)|"
+    r"dead_feature_(thr|win)|decay|device|dict_size|dtype|eval|exclu|expan|ghost|grad|"
+    r"group_(frac|weights|sizes)|(re)?init|max_act|"
     r"model_kwargs|l[01]|latents|layer$|lp|logg?(er)?_|lr|mixing|mse|multi_topk|noise|"
     r"normalize_(sae_)?decoder$|optim|p_end|path|penal|pretrained|resume|run_|seed|seqpos|"
     r"sequence|spars|start|ste_|steps?|stream|strict|tanh_scale|[td]d?p_size|tokens|training|"
-    r"verb|version|wandb|warm|width|window).*|hf_hook_name|neuronpedia_id|model_class_name|(.*\.)?trainer_class"
+    r"verb|version|wandb|warm|width|window).*|hf_hook_name|neuronpedia_id|model_class_name|"
+    r"(.*\.)?trainer_class"
 )
 _SITE_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
