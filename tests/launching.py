@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import chdir
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,6 +96,16 @@ def launch(n: int, work: Callable[..., None], *args: Any) -> None:
 def _work(rank: int, n: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
     join_run(rank, n, port)
     work(rank, *args)
+
+
+@contextmanager
+def starting_processes() -> Iterator[None]:
+    """Let a Trainer start processes from the server; it leaves their port in the environment."""
+    start_server()
+    try:
+        yield
+    finally:
+        os.environ.pop("MASTER_PORT", None)
 
 
 def start_server() -> None:

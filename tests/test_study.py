@@ -26,7 +26,7 @@ from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import FIXED_TRAINING, Study
-from tests.launching import launch, start_server
+from tests.launching import launch, starting_processes
 from tests.small_runs import SMALL_RUNS, numbers
 from tests.toys import quiet_trainer
 
@@ -87,11 +87,11 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_results_come_back_from_processes_that_the_trainer_starts(tmp_path: Path) -> None:
-    start_server()
     strategy = DDPStrategy(start_method="forkserver")
     trainer = quiet_trainer(tmp_path, devices=2, strategy=strategy, use_distributed_sampler=False)
     study = Counting()
-    trainer.fit(study, loader())
+    with starting_processes():
+        trainer.fit(study, loader())
     assert study.n == 0  # it was trained elsewhere
     assert study.results is not None
     assert study.results.values == {"n": 4}

@@ -27,7 +27,7 @@ from lincorr_lightning.callbacks import (
 from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.finetune.batches import EditTraining
 from tests.callbacks import naive
-from tests.launching import launch, start_server
+from tests.launching import launch, starting_processes
 from tests.toys import NO_FILES, quiet_trainer, read_table
 
 pytestmark = pytest.mark.slow
@@ -318,13 +318,13 @@ def test_two_processes(small_lm, own_map, tmp_path):
 )
 def test_processes_that_the_trainer_starts(small_lm, own_map, tmp_path, start):
     """What `ddp_spawn` and `ddp_notebook` measured comes back, as the weights do."""
-    start_server()
     three, stop = three_callbacks(own_map), StopAtLeak(0, 1)
     module, strategy = naive.Module(small_lm, 0.02), DDPStrategy(start_method=start)
     base = read(module.backbone, module.tokenizer, ())
     options = {"strategy": strategy, "devices": 2, "callbacks": [stop, *three]}
     trainer = quiet_trainer(tmp_path, **options, **NO_FILES)
-    trainer.fit(module, naive.sentences(small_lm))
+    with starting_processes():
+        trainer.fit(module, naive.sentences(small_lm))
     after = read(module.backbone, module.tokenizer, three[0].others)
     assert three[2].results["before"] == pytest.approx(correlation(own_map, base), abs=3e-4)
     assert three[2].results["after"] == pytest.approx(correlation(own_map, after), abs=3e-4)

@@ -125,6 +125,7 @@ def test_another_number_of_processes_than_a_launcher_started(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("MASTER_PORT", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
