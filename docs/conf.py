@@ -56,7 +56,8 @@ nitpick_ignore_regex = [
     # The same, by the names under which modules import them for annotations alone.
     (
         r"py:class",
-        r"BatchEncoding|DataFrame|DeviceMesh|L\.Trainer|MatplotlibFigure|Path|PreTrained\w+|Tensor",
+        r"BatchEncoding|DataFrame|DeviceMesh|L\.Trainer|LlamaForCausalLM|MatplotlibFigure|Path|"
+        r"PreTrained\w+|Tensor|lincorr_lightning\.io\.ReadKeys",
     ),
     # Aliases of Literal and Mapping, which the docstrings spell out.
     (r"py:class", r"Activation|Block|Candidates|Choice|Entities|Examples|HookKind"),

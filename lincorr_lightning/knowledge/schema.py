@@ -32,8 +32,8 @@ class Knowledge:
     leading_space: bool = True  #: Whether a space separates the prompt and its answer.
     printed_template: str | None = None  #: Wording in the paper where that has an error, else None.
     alike: str | None = None
-    """For a simile, the only kind of fact that the subject shares with the answer: an object of the
-    same color as X says nothing else about X. None: all facts follow."""
+    """The only kind of fact that the subject of a simile shares with the answer, as an object of
+    the same color as X says nothing else about X; None if all facts follow."""
     paper_size: int | None = (
         None  #: Size of the domain in the paper; None if it has no such prompt.
     )

@@ -214,7 +214,7 @@ class LanguageModel(nn.Module):
     def shard(self, mesh: DeviceMesh | None) -> None:
         """Shard the weights over ranks, all of which must then take part in every forward pass.
 
-        Does nothing without a mesh, or if they are sharded; see `lincorr_lightning.lm.sharding`.
+        Does nothing without a mesh, or if they are sharded.
         """
         if mesh is None or self.is_sharded:
             return

@@ -174,7 +174,7 @@ def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
     runs = [SavedRun.read(run) for run in small_runs if (run / "results.json").is_file()]
     tables = [(run.folder, table) for run in runs for table in run.tables]
     assert {run.folder.parent.name for run in runs} == set(SMALL) - {"reproduce"}
-    assert len({table.name for _, table in tables}) > 50
+    assert len({table.name for _, table in tables}) > 45
     n_sorted = 0
     for folder, table in tables:
         frame = table.to_pandas()
@@ -189,7 +189,7 @@ def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
             assert is_numeric_dtype(column), (folder, table.name, key)
             assert sorted(numbers) == column.dropna().sort_values().tolist()
             n_sorted += 1
-    assert n_sorted > 300
+    assert n_sorted > 250
 
 
 @pytest.mark.usefixtures("small_runs")
