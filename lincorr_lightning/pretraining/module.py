@@ -121,8 +121,9 @@ class Pretraining(Study):
     def configure_model(self) -> None:
         if hasattr(self, "lm"):
             return
-        datamodule = getattr(self.trainer, "datamodule", None)
-        corpus = getattr(self, "corpus", None) or getattr(datamodule, "corpus", None)
+        corpus = getattr(self, "corpus", None)
+        if corpus is None:
+            corpus = getattr(getattr(self.trainer, "datamodule", None), "corpus", None)
         if not isinstance(corpus, Corpus):
             raise ConfigError(
                 "Pretraining takes its vocabulary from the corpus of its data, and there is none. "

@@ -54,10 +54,13 @@ class Figure:
     name: str
     caption: str
     draw: Callable[[], MatplotlibFigure | bytes]
+    is_stored: bool = False  #: Whether it returns the bytes of a file, which needs no matplotlib.
 
     @cached_property
     def png(self) -> bytes:
         """The drawn figure as the bytes of a PNG file."""
+        if self.is_stored:
+            return bytes(self.draw())  # type: ignore[arg-type]
         import matplotlib  # here: not every run draws
 
         with matplotlib.rc_context():  # a style of the user's could hide parts, or need LaTeX

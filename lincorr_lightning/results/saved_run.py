@@ -214,7 +214,7 @@ def _figures(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[Fig
         name = _matching(_NAME, entry["name"])
         path = folder / "figures" / f"{name}.png"
         if path.is_file():
-            yield Figure(name, str(entry["caption"]), partial(_read_png, path))
+            yield Figure(name, str(entry["caption"]), partial(_read_png, path), is_stored=True)
 
 
 def _read_png(path: Path) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from lincorr_lightning.lm.modes import float32_forward, reading
 from tests.toys import ARCHITECTURES, toy_model
@@ -53,6 +54,7 @@ IN_BFLOAT16 = torch.autocast("cpu", torch.bfloat16)
 
 
 def _by_accelerate(model: Any) -> None:
+    AcceleratorState._reset_state(True)  # of another test's Trainer
     Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
 
 

@@ -171,7 +171,8 @@ def test_pairing_and_cosines_of_old_and_refitted_maps(small_lm, changed_lm, comp
         ("same_prompt_cosine", old_w0, new_w0),
         ("rest_cosine", old - old_w0, new - new_w0),
     ):
-        assert pair[key] == pytest.approx(1 - distance.cosine(a.ravel(), b.ravel()), abs=1e-6)
+        # States are float32: their rounding depends on batch and processor.
+        assert pair[key] == pytest.approx(1 - distance.cosine(a.ravel(), b.ravel()), abs=1e-5)
     for prefix, weight in (("", old), ("refitted_", new), ("gaussian_states", old_w0)):
         hits = defaultdict(list)
         for i, city in enumerate(cities):
@@ -238,7 +239,7 @@ def test_maps_of_a_folder(probed, small_lm, changed_lm, logits, tmp_path):
     options = {"pairs": ["city->country"], "before": LMConfig(small_lm)}
     _, both, _ = score_again(tmp_path / "both", changed_lm, linear_map=str(probed), **options)
     (pair,) = both["pairs"]
-    assert pair["after"] == pytest.approx(alone["pairs"][0]["after"], abs=1e-9)
+    assert pair["after"] == pytest.approx(alone["pairs"][0]["after"], abs=1e-7)
     assert pair["random_label_mean"] is not None and pair["before"] is not None
 
 
