@@ -155,14 +155,18 @@ def regular_file(path: str | Path) -> Path:
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
+def packed_by(start: bytes) -> str | None:
+    """Return what a file is packed by, from its first bytes."""
+    return next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
+
+
 def text_file(path: str | Path) -> Path:
     """Return the path of a `regular_file`; raise OSError if it is packed, by its first bytes."""
     path = regular_file(path)
     with path.open("rb") as file:
-        start = file.read(6)
-    for magic, name in _PACKED.items():
-        if start.startswith(magic):
-            raise OSError(errno.EINVAL, f"it is packed by {name}; unpack it", str(path))
+        name = packed_by(file.read(6))
+    if name is not None:
+        raise OSError(errno.EINVAL, f"it is packed by {name}; unpack it", str(path))
     return path
 
 

@@ -77,7 +77,7 @@ class Figure:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process as a picture: what draws it may hold an LM."""
-        return type(self), (self.name, self.caption, partial(bytes, self.png))
+        return type(self), (self.name, self.caption, partial(bytes, self.png), True)
 
 
 @dataclass

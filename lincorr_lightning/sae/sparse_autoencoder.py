@@ -1,7 +1,6 @@
 """A sparse autoencoder and its folder on disk."""
 
 import math
-import re
 from collections.abc import Mapping
 from functools import partial
 from inspect import signature
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.io import atomic_folder, atomic_write, read_json, write_json
+from lincorr_lightning.io import atomic_folder, atomic_write, packed_by, read_json, write_json
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.version import __version__
 
@@ -290,9 +289,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except Exception as error:  # each reader has other errors for a file that is damaged
         start = np.fromfile(path, np.uint8, 30).tobytes() if path.is_file() else b""
-        packed = re.match(rb"(?P<gzip>\x1f\x8b)|(?P<zip>PK)|(?P<LFS>version https://git)", start)
-        if packed and (path.suffix == ".safetensors" or not packed["zip"]):  # the others are zips
-            fail_to_read(path, f"it is {packed.lastgroup}, not the file; unpack or fetch it first")
+        packed = "LFS" if start.startswith(b"version https://git") else packed_by(start)
+        if packed and (path.suffix == ".safetensors" or packed != "zip"):  # the others are zips
+            fail_to_read(path, f"it is {packed}, not the file; unpack or fetch it first")
         if isinstance(error, UnpicklingError):  # whose message explains how to run code in a file
             fail_to_read(path, "it is damaged or holds pickled objects, which are not read")
         fail_to_read(path, f"it is damaged ({error!r})")
