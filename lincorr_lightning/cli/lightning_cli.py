@@ -132,6 +132,12 @@ class LincorrCLI(LightningCLI):
             help="Folder of the runs below trainer.default_root_dir; null takes the study's name.",
         )
         parser.add_argument(
+            "--results.figures",
+            type=Literal["main", "all"],
+            default="main",
+            help="Which figures are drawn: the main ones, at most eight, or all.",
+        )
+        parser.add_argument(
             "--matmul_precision",
             type=Literal["highest", "high", "medium"] | None,
             default=None,
@@ -215,7 +221,7 @@ class LincorrCLI(LightningCLI):
         replace_fit_loop(trainer)
         after_signal_handlers(trainer, termination.handle_signals)
         used: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        used.append(RunFolder(name))
+        used.append(RunFolder(name, self._get(self.config_init, "results")["figures"]))
         bar: Any = trainer.progress_bar_callback
         if type(bar) in (RichProgressBar, TQDMProgressBar) and not sys.stderr.isatty():
             used[used.index(bar)] = ProgressLines()

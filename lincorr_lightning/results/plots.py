@@ -90,16 +90,19 @@ def bare_axes(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def to_png(figure: Figure) -> bytes:
-    """Draw a figure; return the bytes of a PNG file.
+def use_installed_fonts(figure: Figure) -> None:
+    """Let matplotlib take each character from the first font that has it, and no formulas.
 
-    Dollar signs in texts are no formulas. Matplotlib takes each character from the first font that
-    has it, and warns if none has.
+    It warns where no font has one. Dollar signs in texts are dollar signs.
     """
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
         text.set_fontfamily(_installed_fonts())
+
+
+def to_png(figure: Figure) -> bytes:
+    """Draw a figure; return the bytes of a PNG file."""
     # `savefig` would draw twice, for the layout first. Without transparency a file is smaller.
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]

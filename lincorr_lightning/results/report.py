@@ -89,6 +89,11 @@ class PageRun:
     number: int
     title: str
 
+    @property
+    def figures(self) -> list[Figure]:
+        """The figures that the run drew."""
+        return [figure for figure in self.saved.figures if figure.file is not None]
+
     @cached_property
     def tables(self) -> list[Table]:
         """The run's tables, long ones cut short, and its other numbers."""

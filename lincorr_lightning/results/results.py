@@ -6,12 +6,14 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from html import escape
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import as_output_error, atomic_write, write_json
+from lincorr_lightning.io import as_output_error, atomic_write, regular_file, write_json
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
 
@@ -26,8 +28,10 @@ RESULTS_FILE = "results.json"
 EARLIER_FILE = "results.earlier.json"
 """Results of an earlier run in the same folder, until those of the current run are complete."""
 
-SHARED_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
+SHARED_KEYS = ("study", "schema", "lm", "verdict", "versions", "settings", "tables", "figures")
 """Keys of ``results.json`` that all studies share."""
+MAX_SENTENCES = 5  #: Of a verdict.
+MAX_FIGURES = 8  #: Of those that a run draws, unless all are asked for.
 
 
 def versions() -> dict[str, str]:
@@ -44,50 +48,94 @@ def set_earlier_results_aside(folder: Path) -> None:
             path.replace(path.with_name(EARLIER_FILE))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Figure:
-    """A figure of a study's results, ``figures/<name>.png``, drawn once for all writers.
+    """A figure of a study's results, ``figures/<name>.png``.
 
-    The caption is one sentence; `draw` returns the figure, or the bytes of a PNG file.
+    It is drawn from tables alone, so that a finished run draws it as well.
+
+    Attributes:
+        name: Its name, that of the file.
+        caption: What it shows, in one sentence.
+        draw: Function of the tables' frames and the `options` that returns a matplotlib figure.
+        tables: Tables of the results that it is drawn from, in the order of the arguments.
+        options: Further arguments by name, plain data.
+        file: Its picture, if a finished run has one.
     """
 
     name: str
     caption: str
-    draw: Callable[[], MatplotlibFigure | bytes]
-    is_stored: bool = False  #: Whether it returns the bytes of a file, which needs no matplotlib.
+    draw: Callable[..., MatplotlibFigure] | None
+    tables: Sequence[Table] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
-    @cached_property
-    def png(self) -> bytes:
-        """The drawn figure as the bytes of a PNG file."""
-        if self.is_stored:
-            return bytes(self.draw())  # type: ignore[arg-type]
+    def __repr__(self) -> str:
+        return f"Figure {self.name}: {self.caption}"
+
+    def matplotlib(self) -> MatplotlibFigure:
+        """Draw it, in this package's style whatever style is in force.
+
+        Raises ReportError where only the picture is left, as of tables that were deleted.
+        """
+        if self.draw is None:
+            raise ReportError(f"{self.file} can no longer be drawn: its tables are gone.")
         import matplotlib  # here: not every run draws
 
         with matplotlib.rc_context():  # a style of the user's could hide parts, or need LaTeX
             matplotlib.rcdefaults()
-            drawn = self.draw()
-            if isinstance(drawn, bytes):
-                return drawn
-            from lincorr_lightning.results.plots import to_png
+            figure = self.draw(*(table.frame for table in self.tables), **self.options)
+            from lincorr_lightning.results.plots import use_installed_fonts
 
-            return to_png(drawn)
+            use_installed_fonts(figure)
+        return figure
+
+    @cached_property
+    def png(self) -> bytes:
+        """The figure as the bytes of a PNG file."""
+        if self.file is not None:
+            return read_png(self.file)
+        from lincorr_lightning.results.plots import to_png
+
+        return to_png(self.matplotlib())
 
     def _repr_png_(self) -> bytes:
         return self.png
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process as a picture: what draws it may hold an LM."""
-        return type(self), (self.name, self.caption, partial(bytes, self.png), True)
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``results.json`` says about it, from which a finished run draws it."""
+        draw = self.draw
+        return {
+            "name": self.name,
+            "caption": self.caption,
+            "draw": draw and f"{draw.__module__}:{getattr(draw, '__qualname__', '')}",
+            "of": [table.name for table in self.tables],
+            "options": dict(self.options),
+        }
+
+
+def read_png(path: Path) -> bytes:
+    """Return a file; raise ReportError if it is no PNG, or is cut short."""
+    from PIL import Image
+
+    try:
+        png = regular_file(path).read_bytes()
+        Image.open(BytesIO(png), formats=["PNG"]).verify()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ReportError(f"{path} cannot be read as PNG: {error}. Run the study again.") from error
+    return png
 
 
 @dataclass
 class Results:
     """Everything that a study, such as ``linear_probe``, found, as plain data.
 
-    `values` are the study's own keys of ``results.json``, `scalars` the numbers for the loggers, by
-    log key (``val/label_mean``). `lm` is `LanguageModel.info`, empty if the study has no LM;
-    `settings` are its hyper-parameters, and under ``data`` those of its data. The results that are
-    `included` are those of callbacks, which write their own tables and figures.
+    The `verdict` says it in a few sentences, the important one first. `values` are the study's own
+    keys of ``results.json``, `scalars` the numbers for the loggers, by log key
+    (``val/label_mean``). `lm` is `LanguageModel.info`, empty if the study has no LM; `settings` are
+    its hyper-parameters, and under ``data`` those of its data. The results that are `included` are
+    those of callbacks, which write their own tables and figures. Of the figures, the main ones come
+    first: a run draws the first `MAX_FIGURES`.
     """
 
     study: str
@@ -98,9 +146,10 @@ class Results:
     lm: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     included: Sequence[Results] = ()
+    verdict: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        """Return a summary: what was measured, and what there is to take out."""
+        """Return the verdict, and what there is to take out."""
         on = f" of {self.lm['name_or_path']}" if self.lm else ""
         parts = {
             "tables": [f"{table.name} ({len(table):,})" for table in self.all_tables],
@@ -109,7 +158,18 @@ class Results:
         }
         lines = (f"{kind + ':':<9}{', '.join(names)}" for kind, names in parts.items() if names)
         wrap = partial(textwrap.fill, width=100, subsequent_indent=" " * 9)
-        return "\n".join([f"{type(self).__name__}: {self.study}{on}", *map(wrap, lines)])
+        return "\n".join([f"{self.study}{on}", *self.all_sentences, *map(wrap, lines)])
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the headline tables, for notebooks."""
+        sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.all_sentences)
+        return sentences + "".join(t._repr_html_() for t in self.all_tables if t.headline)
+
+    @property
+    def all_sentences(self) -> list[str]:
+        """The verdict, also of the callbacks."""
+        parts = (self, *self.included)
+        return [sentence for results in parts for sentence in results.verdict][:MAX_SENTENCES]
 
     @property
     def all_tables(self) -> list[Table]:
@@ -125,9 +185,10 @@ class Results:
         """Return the table of this name; raise ReportError with all names if there is none."""
         return _find(name, self.all_tables)
 
-    def figure(self, name: str) -> Figure:
-        """Return the figure of this name; raise ReportError with all names if there is none."""
-        return _find(name, self.all_figures)
+    def figure(self, name: str) -> MatplotlibFigure:
+        """Draw the figure of this name; raise ReportError with all names if there is none."""
+        figure: Figure = _find(name, self.all_figures)
+        return figure.matplotlib()
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``."""
@@ -135,12 +196,13 @@ class Results:
             "study": self.study,
             "schema": SCHEMA,
             "lm": dict(self.lm) or None,
+            "verdict": self.all_sentences,
             "versions": versions(),
             **self.values,
             **{part.study: dict(part.values) for part in self.included if part.values},
             "settings": dict(self.settings),
             "tables": [table.to_json() for table in self.all_tables],
-            "figures": [{"name": fig.name, "caption": fig.caption} for fig in self.all_figures],
+            "figures": [figure.to_json() for figure in self.all_figures],
         }
 
     def write(self, folder: Path) -> None:
@@ -149,12 +211,12 @@ class Results:
         self.write_parts(folder)
         self.write_values(folder)
 
-    def write_parts(self, folder: Path) -> None:
-        """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails."""
+    def write_parts(self, folder: Path, max_figures: int | None = MAX_FIGURES) -> None:
+        """Write ``tables/*.csv`` and the first ``figures/*.png``; raise OutputError if it fails."""
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
-        for figure in self.figures:
+        for figure in self.figures[:max_figures]:
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
                 part.write_bytes(figure.png)
 

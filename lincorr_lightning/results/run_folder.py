@@ -8,9 +8,10 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -19,7 +20,13 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import as_output_error, check_writable, new_version
 from lincorr_lightning.lm import products
-from lincorr_lightning.results.results import Figure, Results, set_earlier_results_aside
+from lincorr_lightning.results.results import (
+    MAX_FIGURES,
+    Figure,
+    Results,
+    set_earlier_results_aside,
+)
+from lincorr_lightning.results.table import escape_markdown
 
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
@@ -33,11 +40,14 @@ class RunFolder(L.Callback):
 
     Args:
         name: Folder below the Trainer's for loggers without one per run; None takes the study's.
+        figures: Which figures are drawn: the ``main`` ones, at most `MAX_FIGURES`, or ``all``.
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, figures: Literal["main", "all"] = "main") -> None:
         self.name = name
         self.path: Path | None = None
+        self.figures_left = MAX_FIGURES if figures == "main" else None
+        """How many figures may still be drawn; None if all may."""
 
 
 def _new_version(trainer: L.Trainer, parent: Path) -> Path:
@@ -63,17 +73,22 @@ def run_folder(trainer: L.Trainer) -> Path:
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, see
     `RunFolder`. All ranks make the first call together; raises `OutputError`.
     """
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    keeper = next((each for each in callbacks if isinstance(each, RunFolder)), None)
-    if keeper is None:
-        keeper = RunFolder()
-        callbacks.append(keeper)
+    keeper = _keeper(trainer)
     if keeper.path is None:
         keeper.path = Path(trainer.log_dir or trainer.default_root_dir)
         if not isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
             name = keeper.name or study_name(trainer.lightning_module)
             keeper.path = _new_version(trainer, keeper.path / name)
     return keeper.path
+
+
+def _keeper(trainer: L.Trainer) -> RunFolder:
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    keeper = next((each for each in callbacks if isinstance(each, RunFolder)), None)
+    if keeper is None:
+        keeper = RunFolder()
+        callbacks.append(keeper)
+    return keeper
 
 
 def prepare_run_folder(trainer: L.Trainer) -> None:
@@ -143,7 +158,12 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     log_scalars(trainer, results.scalars, at_most=MAX_SCALARS)
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
-    results.write_parts(run_folder(trainer))
+    keeper = _keeper(trainer)
+    figures = results.figures[: keeper.figures_left]
+    if keeper.figures_left is not None:
+        keeper.figures_left -= len(figures)
+    results = replace(results, figures=figures)
+    results.write_parts(run_folder(trainer), None)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
@@ -197,6 +217,8 @@ def _mlflow_name(name: str) -> str:
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
+    if results.verdict:
+        writer.add_text("verdict", "\n\n".join(map(escape_markdown, results.verdict)), step)
     for table in results.tables:
         first = table.first(MAX_TEXT_ROWS)
         text = "\n\n".join(filter(None, (first.caption, first.markdown(), first.note)))

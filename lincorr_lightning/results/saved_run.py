@@ -1,10 +1,11 @@
 """Reading the folder of a finished run."""
 
 import io
+import pkgutil
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from lincorr_lightning.results.table import Mean, Table
 from lincorr_lightning.terminal import printable
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
     from pandas import DataFrame
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -32,6 +34,7 @@ MAX_CONSOLE_ROWS = 20
 _KEYS: dict[str, Any] = {
     "study": str,
     "lm": (dict, NoneType),
+    "verdict": list,
     "versions": dict,
     "settings": dict,
     "tables": list,
@@ -39,6 +42,7 @@ _KEYS: dict[str, Any] = {
 }
 # In files of unknown origin: names stay in the folder, and formats are short and never fail.
 _NAME = re.compile(r"[^/\\\0]{1,100}")
+_DRAWS = re.compile(r"lincorr_lightning(\.\w+)*\.(figures|plots):[a-z]\w*")
 _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
 # A column without missing values may have got some in a file that was changed by hand.
 _NULLABLE = {"int64": "Int64", "bool": "boolean"}
@@ -84,7 +88,7 @@ class SavedRun(Results):
                 if not isinstance(values.get(key), kind):
                     raise ValueError(f"key {key!r} is missing, or holds something else")
             tables = list(_tables(folder, values["tables"]))
-            figures = list(_figures(folder, values["figures"]))
+            figures = list(_figures(folder, values["figures"], tables))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReportError(f"{path} was changed: {str(error)[:100]}. {_RUN_AGAIN}") from error
         return cls(
@@ -96,6 +100,7 @@ class SavedRun(Results):
             settings=values["settings"],
             folder=folder,
             config=config,
+            verdict=[str(sentence) for sentence in values["verdict"]],
         )
 
     def __repr__(self) -> str:
@@ -209,32 +214,41 @@ def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> "DataFrame":
         raise ReportError(f"{path} cannot be read as a table: {error}. {_RUN_AGAIN}") from error
 
 
-def _figures(folder: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+def _figures(
+    folder: Path, entries: Sequence[Mapping[str, Any]], tables: Sequence[Table]
+) -> Iterator[Figure]:
+    by_name = {table.name: table for table in tables}
     for entry in entries:
         name = _matching(_NAME, entry["name"])
+        draw = None
+        # A file of unknown origin must not name other functions.
+        if set(entry["of"]) <= by_name.keys() and _DRAWS.fullmatch(entry["draw"] or ""):
+            draw = partial(_draw, entry["draw"])
         path = folder / "figures" / f"{name}.png"
-        if path.is_file():
-            yield Figure(name, str(entry["caption"]), partial(_read_png, path), is_stored=True)
+        if draw or path.is_file():
+            yield Figure(
+                name,
+                str(entry["caption"]),
+                draw,
+                [by_name[each] for each in entry["of"]] if draw else (),
+                entry["options"],
+                path if path.is_file() else None,
+            )
 
 
-def _read_png(path: Path) -> bytes:
-    """Return a file; raise ReportError if it is no PNG, or is cut short."""
-    from PIL import Image
-
-    try:
-        png = regular_file(path).read_bytes()
-        Image.open(io.BytesIO(png), formats=["PNG"]).verify()
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ReportError(f"{path} cannot be read as PNG: {error}. {_RUN_AGAIN}") from error
-    return png
+def _draw(name: str, *frames: "DataFrame", **options: Any) -> "MatplotlibFigure":
+    draw: Callable[..., MatplotlibFigure] = pkgutil.resolve_name(name)  # imports matplotlib
+    return draw(*frames, **options)
 
 
 def describe_run(folder: Path) -> str:
     """Return what a run prints at its end: its headline tables, and where its files are."""
     text = ""
     with suppress(ReportError):  # a run that was only fitted, or predicted, has no results
-        headlines = (table for table in SavedRun.read(folder).tables if table.headline)
-        text = table_text(table.first(MAX_CONSOLE_ROWS) for table in headlines)
+        run = SavedRun.read(folder)
+        headlines = (table for table in run.tables if table.headline)
+        text = sentences_text(run.verdict)
+        text += table_text(table.first(MAX_CONSOLE_ROWS) for table in headlines)
     text += f"Run folder:  {folder}\n"
     if figures := sorted(path.name for path in (folder / "figures").glob("*.png")):
         named = figures[0] if len(figures) == 1 else f"{len(figures)}, such as {figures[0]}"
@@ -242,6 +256,13 @@ def describe_run(folder: Path) -> str:
     if list(folder.glob("events.out.tfevents.*")):
         text += f"TensorBoard: tensorboard --logdir={shlex.quote(str(folder))}\n"
     return text
+
+
+def sentences_text(sentences: Iterable[str]) -> str:
+    """Return a verdict as text, one paragraph for each sentence, as wide as the console."""
+    width = min(get_terminal_size((_CONSOLE_WIDTH, 24)).columns, _CONSOLE_WIDTH)
+    wrapped = (textwrap.fill(printable(each), width, subsequent_indent="  ") for each in sentences)
+    return "".join(f"{sentence}\n" for sentence in wrapped) + ("\n" if sentences else "")
 
 
 def table_text(tables: Iterable[Table]) -> str:

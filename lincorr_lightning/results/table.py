@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -187,8 +188,23 @@ class Table:
         head, *body = [list(map(escape_markdown, row)) for row in (headings, *self.texts())]
         return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
-    def _repr_markdown_(self) -> str:
-        return self.first(20).markdown()
+    def _repr_html_(self) -> str:
+        """Return the first rows, for notebooks."""
+        first = self.first(20)
+        heads = "".join(f"<th>{escape(clean(title))}</th>" for title in first.titles)
+        aligned = ["right" if is_number else "left" for is_number in first.is_number]
+        rows = (
+            "".join(
+                f'<td style="text-align: {side}">{escape(clean(cell))}</td>'
+                for side, cell in zip(aligned, row, strict=True)
+            )
+            for row in first.texts()
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return (
+            f"<p><b>{escape(clean(first.caption or first.name))}</b></p><table><thead><tr>{heads}"
+            f"</tr></thead><tbody>{body}</tbody></table><p>{escape(clean(first.note))}</p>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
