@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lincorr_lightning.functional import group_means, macro_mean
 from lincorr_lightning.functional.significance import mean_interval
-from lincorr_lightning.results.table import number
+from lincorr_lightning.results.table import number, percent
 
 LEAK = "generalization/leak"
 SPECIFIC = "generalization/specific"
@@ -131,8 +131,10 @@ def peak_sentence(rows: Sequence[Mapping[str, Any]], relation: str) -> str:
     peak = max(known, key=lambda row: row["specific"])
     last = known[-1]
     steps = "step" if peak["step"] == 1 else "steps"
-    share = f"{peak['specific']:.0%} specific to their subject"
+    share = f"{percent(peak['specific'])} specific to their subject"
     sentence = f"Edits of {relation}: {share} after {peak['step']:g} {steps}"
     if peak is not last:
-        sentence += f", {last['specific']:.0%} after {last['step']:g}: stop at {peak['step']:g}"
+        sentence += (
+            f", {percent(last['specific'])} after {last['step']:g}: stop at {peak['step']:g}"
+        )
     return f"{sentence}."

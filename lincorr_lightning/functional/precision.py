@@ -32,12 +32,20 @@ def is_hit(weight: Tensor, reference_mask: Tensor) -> Tensor:
     ``(n_target, n_source)``: ``(n_ranks, ..., n_judged)`` bool, of the source labels with a
     reference, for N = 1, 3 and 5.
     """
+    ranks = ranks_of_right(weight, reference_mask)
+    return torch.stack([ranks <= n for n in HIT_RANKS])
+
+
+def ranks_of_right(weight: Tensor, reference_mask: Tensor) -> Tensor:
+    """Return the rank of the best right target label of each source label, 1 for the highest.
+
+    Shapes are those of `is_hit`: ``(..., n_judged)``.
+    """
     judged = reference_mask.any(0)
     weight, right = weight[..., judged], reference_mask[:, judged]
     best = weight.masked_fill(~right, -torch.inf).amax(-2, keepdim=True)
     # A wrong entry equal to the best right one counts as ahead: a column of zeros is no hit.
-    ahead = ((weight >= best) & ~right).sum(-2)
-    return torch.stack([ahead < n for n in HIT_RANKS])
+    return 1 + ((weight >= best) & ~right).sum(-2)
 
 
 def reference_groups(reference_mask: Tensor) -> list[int]:

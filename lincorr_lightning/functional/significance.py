@@ -50,11 +50,6 @@ def mean_r_error(prediction: Tensor, target: Tensor) -> float:
     return float(pearson_influence(u, v, r[known]).mean(1).std() / math.sqrt(len(target)))
 
 
-def one_sided_p(z: float) -> float:
-    """Return the one-sided p-value of a z-score."""
-    return 0.5 * math.erfc(z / math.sqrt(2)) if math.isfinite(z) else math.nan
-
-
 def adjust_for_many(p: Tensor) -> Tensor:
     """Adjust the p-values of many tests (Benjamini and Yekutieli, 2001).
 

@@ -20,7 +20,7 @@ from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map import weights as stored
 from lincorr_lightning.linear_map.layout import stem, wordings_of
-from lincorr_lightning.linear_map.weights import LabelSet, LabelWeight
+from lincorr_lightning.linear_map.weights import LabelSet, LabelWeight, PairWeights
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.version import __version__
 
@@ -186,7 +186,8 @@ class LinearMap:
     def _weights_of(self, pair: str, label: str) -> list[LabelWeight]:
         one = _get(self._maps, pair, "pair")
         source, target = map(self.label_set, pair.split("->"))
-        return stored.weights_of(one.weight.numpy(), source, target, label, one.reference)
+        nearest = None if one.nearest is None else one.nearest.numpy()
+        return PairWeights(source, target, one.weight.numpy(), nearest, one.reference).of(label)
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
         """Predict the target logits of a pair, ``(n_subjects, n_target_labels)``, float64.

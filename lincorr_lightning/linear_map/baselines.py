@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, macro_mean, precision
+from lincorr_lightning.functional import Moments, group_means, macro_mean, precision
 from lincorr_lightning.functional.significance import mean_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
@@ -98,7 +98,7 @@ def random_words(
                 **_range("random_label", r[n_labels][1][:, 0, i].numpy()),
                 **_range("random_target_label", to_words),
                 "same_prompt_label_mean": solver.mean_r(vocabulary[pair]),
-                **_difference("excess_over_random", labels, words, test.n),
+                **_difference("excess_over_random", labels, words, test.n, "p"),
                 "excess_over_random_labels": compared,
                 "excess_over_random_draws": words.shape[1],
                 **_difference("excess_over_random_target", *at_targets[target], test.n),
@@ -193,8 +193,10 @@ def _range(name: str, drawn: _FLOATS) -> dict[str, Any]:
     }
 
 
-def _difference(name: str, a: Tensor, b: Tensor, n_subjects: Tensor) -> dict[str, float | None]:
-    """Return the difference between two means of r, and its 95 % interval.
+def _difference(
+    name: str, a: Tensor, b: Tensor, n_subjects: Tensor, p: str | None = None
+) -> dict[str, float | None]:
+    """Return the difference between two means of r, its 95 % interval, and as `p` that it is not 0.
 
     Each has r and, below, the influence of subjects on it, ``(1 + n_rows, n_values)``. Labels or
     words are one sample, and held-out subjects, the same ones for each of them, another: by the law
@@ -214,7 +216,10 @@ def _difference(name: str, a: Tensor, b: Tensor, n_subjects: Tensor) -> dict[str
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else 1.0
     half = float(stdtrit(freedom, 0.975)) * variance**0.5
-    return dict(zip(names, map(number, (mean, mean - half, mean + half)), strict=True))
+    numbers = dict(zip(names, map(number, (mean, mean - half, mean + half)), strict=True))
+    if p is not None and variance > 0:
+        numbers[p] = number(float(stdtr(freedom, -mean / variance**0.5)))
+    return numbers
 
 
 def vocabulary_baselines(
@@ -268,27 +273,34 @@ def vocabulary_baselines(
 
 
 def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
-    """Return macro Hit@N of W, Hit@1 of the baselines, and that of W above the best of them."""
+    """Return Hit@1 of the baselines, and that of W above the best of them."""
     groups = precision.reference_groups(right)
-    of_w = precision.is_hit(weight, right).double()
-    macro = [macro_mean(each, groups) for each in of_w.tolist()]
+    of_w = precision.is_hit(weight, right)[0].double()
+    ranks = {name: precision.ranks_of_right(other, right) for name, other in others.items()}
+    hits = {name: (each == 1).double() for name, each in ranks.items()}
     numbers: dict[str, Any] = {
-        f"macro_{n}": m for n, m in zip(precision.HIT_RANKS, macro, strict=True)
+        "ranks": {"W": precision.ranks_of_right(weight, right)} | ranks,
     }
-    hits = {name: precision.is_hit(other, right)[0].double() for name, other in others.items()}
     for name, each in hits.items():
         numbers[f"{name}_1"] = float(each.mean())
         numbers[f"{name}_macro_1"] = macro_mean(each.tolist(), groups)
     best = max(hits, key=lambda name: float(hits[name].mean()))
-    difference = of_w[0] - hits[best]
+    by_answer = max(hits, key=lambda name: float(numbers[f"{name}_macro_1"]))
+    difference = of_w - hits[best]
+    means = torch.tensor(group_means((of_w - hits[by_answer]).tolist(), groups))
     low, high = mean_interval(difference)
+    macro_low, macro_high = mean_interval(means)
     return numbers | {
-        "n_references": len(set(groups)),
         "best_baseline": best,
         "best_baseline_1": numbers[f"{best}_1"],
         "above_best_baseline": float(difference.mean()),
         "above_best_baseline_low": number(low),
         "above_best_baseline_high": number(high),
+        "best_macro_baseline": by_answer,
+        "best_macro_1": numbers[f"{by_answer}_macro_1"],
+        "above_best_macro": float(means.mean()),
+        "above_best_macro_low": number(macro_low),
+        "above_best_macro_high": number(macro_high),
     }
 
 

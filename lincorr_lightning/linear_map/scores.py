@@ -12,8 +12,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, hit_rates, random_hit_rates, summarize
-from lincorr_lightning.functional.precision import HitRates
+from lincorr_lightning.functional import (
+    Moments,
+    hit_rates,
+    macro_mean,
+    random_hit_rates,
+    summarize,
+)
+from lincorr_lightning.functional.precision import (
+    HIT_RANKS,
+    HitRates,
+    is_hit,
+    ranks_of_right,
+    reference_groups,
+)
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import Pair, wordings_of
@@ -33,21 +45,23 @@ SPREAD = (
     "influenced_1",
     "best_baseline_1",
     "macro_1",
+    "best_macro_1",
     "above_best_baseline",
 )
 """Numbers whose spread over wordings is reported."""
 
 
-def score(*paths: str, heading: str = "", logged: int = 0) -> Any:
+def score(*paths: str, heading: str = "", format: str = ".2f", logged: int = 0) -> Any:
     """Declare a number of a pair: a field of `PairScore`, None by default.
 
     Args:
         paths: Its keys in the pair's entry of ``results.json``, by default the field's name; a dot
             leads into a group, as in ``precision.macro.1``.
         heading: Heading of its column in the headline table, which has numbers with a heading.
+        format: Its format there.
         logged: 1 if loggers get it first, which may show some dozens, 2 if later, 0 if not.
     """
-    shown = {"heading": heading, "format": ".2f"} if heading else {}
+    shown = {"heading": heading, "format": format} if heading else {}
     return field(default=None, metadata={"paths": paths, "logged": logged, **shown})
 
 
@@ -66,14 +80,14 @@ class PairScore:
     instance_mean: float | None = score(logged=2)
     permuted_label_mean: float | None = score(logged=2)
     """Label-wise r of a map that is fitted on permuted targets."""
-    control_label_mean: float | None = score(heading="r, control prompt", logged=2)
+    control_label_mean: float | None = score(heading="unrelated prompt", logged=2)
     """Label-wise r of a map from the source's labels after the control prompt."""
-    excess: float | None = score(heading="r above the control", logged=2)
+    excess: float | None = score(logged=2)
     """`label_mean` minus `control_label_mean`."""
     random_label_mean: float | None = score(
         "random_label_mean",
         "baselines.random_source_labels.mean",
-        heading="r, random words",
+        heading="random words",
         logged=2,
     )
     """Label-wise r of maps from as many random words as there are source labels."""
@@ -94,7 +108,7 @@ class PairScore:
     excess_over_random: float | None = score(
         "excess_over_random",
         "excess_over_random_labels.mean",
-        heading="r above random words",
+        heading="above random words",
         logged=1,
     )
     """R from some source labels above that from as many random words."""
@@ -107,7 +121,7 @@ class PairScore:
     """Label-wise r of the target labels above that of random words after the target prompt."""
     excess_over_random_target_low: float | None = score("excess_over_random_labels.target.low")
     excess_over_random_target_high: float | None = score("excess_over_random_labels.target.high")
-    influenced_1: float | None = score("precision.influenced.1", heading="Hit@1 of W", logged=1)
+    influenced_1: float | None = score("precision.influenced.1", logged=2)
     """Hit@N of influenced targets and of influencing sources, and the labels that are judged."""
     influenced_3: float | None = score("precision.influenced.3", logged=2)
     influenced_5: float | None = score("precision.influenced.5", logged=2)
@@ -125,9 +139,9 @@ class PairScore:
     chance_influencing_3: float | None = score("precision.chance.influencing.3")
     chance_influencing_5: float | None = score("precision.chance.influencing.5")
     chance_influencing_n: int | None = score("precision.chance.influencing.n")
-    best_baseline_1: float | None = score(heading="Hit@1, best baseline", logged=1)
+    best_baseline_1: float | None = score(logged=2)
     """Hit@1 of influenced targets of the strongest of the baselines below."""
-    macro_1: float | None = score("precision.macro.1")
+    macro_1: float | None = score("precision.macro.1", heading="W right", format=".0%", logged=1)
     """Hit@N of influenced targets as a mean over distinct sets of right labels."""
     macro_3: float | None = score("precision.macro.3")
     macro_5: float | None = score("precision.macro.5")
@@ -142,7 +156,10 @@ class PairScore:
     gaussian_states_macro_1: float | None = score("precision.baselines.gaussian_states.macro_1")
     causal_inner_product_1: float | None = score("precision.baselines.causal_inner_product.1")
     causal_inner_product_macro_1: float | None = score(
-        "precision.baselines.causal_inner_product.macro_1"
+        "precision.baselines.causal_inner_product.macro_1",
+        heading="nearest word",
+        format=".0%",
+        logged=1,
     )
     # `excess_over_unembedding` is the name of earlier versions.
     best_baseline: str | None = score(
@@ -158,13 +175,20 @@ class PairScore:
     above_best_baseline_high: float | None = score(
         "above_best_baseline.high", "excess_over_unembedding.high"
     )
+    best_macro_baseline: str | None = score("above_best_baseline.by_answer.baseline")
+    best_macro_1: float | None = score(
+        "best_baseline_macro_1", heading="best baseline", format=".0%", logged=1
+    )
+    """The same of Hit@1 as a mean over distinct sets of right labels, with intervals over them."""
+    above_best_macro: float | None = score("above_best_baseline.by_answer.difference")
+    above_best_macro_low: float | None = score("above_best_baseline.by_answer.low")
+    above_best_macro_high: float | None = score("above_best_baseline.by_answer.high")
     cosine_same_prompt: float | None = score("decomposition.cosine")
     """Cosine of W and W₀; size of W - W₀ as a fraction of that of W, and its Hit@1."""
     rest_norm_share: float | None = score("decomposition.norm_share")
     rest_hit_1: float | None = score("decomposition.hit_1")
     label_error: float | None = None  #: Standard error of `label_mean` over subjects.
-    excess_error: float | None = None  #: Standard error of `excess` (or `label_mean`).
-    p: float | None = None  #: One-sided p-value of `excess`; of `label_mean` without control.
+    p: float | None = None  #: One-sided p-value of `excess_over_random`.
     q: float | None = None  #: `p` adjusted for all pairs of the run.
     partial_label_mean: float | None = None
     """Mean label-wise r with the knowledge of ``model.partial_out`` removed from both sides."""
@@ -182,6 +206,11 @@ class PairScore:
         default_factory=lambda: np.empty(0), repr=False, compare=False, metadata=_NO_NUMBER
     )
     """r of each label, ``(n_target_labels,)``, NaN where constant; not in ``results.json``."""
+    ranks: Mapping[str, Tensor] = field(
+        default_factory=dict, repr=False, compare=False, metadata=_NO_NUMBER
+    )
+    """Rank of the best right target label of each source label with a reference, ``(n_judged,)``,
+    by ``W`` and by each baseline."""
     nearness: Tensor | None = field(
         default=None, repr=False, compare=False, metadata=_NO_NUMBER
     )  #: Weights of the nearest word, `NearestWords.weights`, of a pair with a reference.
@@ -195,11 +224,6 @@ class PairScore:
     def pair(self) -> str:
         """The pair as ``city->country``."""
         return f"{self.source}->{self.target}"
-
-    @property
-    def evidence(self) -> float | None:
-        """`excess`, or r itself where there is no control: what pairs are ranked by."""
-        return self.label_mean if self.excess is None else self.excess
 
     def row(self) -> dict[str, Any]:
         """Return the pair's name and its numbers: a row of a table."""
@@ -344,9 +368,12 @@ def score_maps(
 
 
 def _hits(weight: Tensor, reference: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Return Hit@N in both directions, and that of weights in random order, as fields."""
+    """Return Hit@N in both directions, by answer, and of weights in random order, as fields."""
     right = torch.from_numpy(reference)
-    hits: dict[str, Any] = {}
+    groups = reference_groups(right)
+    macro = [macro_mean(each, groups) for each in is_hit(weight, right).double().tolist()]
+    hits: dict[str, Any] = {f"macro_{n}": m for n, m in zip(HIT_RANKS, macro, strict=True)}
+    hits |= {"n_references": len(set(groups)), "ranks": {"W": ranks_of_right(weight, right)}}
     for prefix, rates in (("", hit_rates(weight, right)), ("chance_", random_hit_rates(right))):
         for way, rate in zip(_WAYS, rates, strict=True):
             hits |= _by_rank(f"{prefix}{way}", rate)

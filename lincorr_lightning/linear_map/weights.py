@@ -1,6 +1,7 @@
-"""The weights of a label in W, and the command ``lincorr weights``; torch is not imported."""
+"""The weights of an answer in W, and the command ``lincorr weights``; torch is not imported."""
 
 import argparse
+import csv
 import difflib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,17 +13,20 @@ import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
-from lincorr_lightning.io import read_json, regular_file
+from lincorr_lightning.io import atomic_write, read_json, regular_file
 from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
 FORMAT_VERSION = 1
 CONFIG_FILE, TENSORS_FILE = "config.json", "linear_map.safetensors"
 WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
-_HELP = """Show the highest weights of a label in W of a probe's run, and the rank of another one:
-are Rome and Italy paired? Quote the pair, in which the shell would see a redirection.
+_HELP = """Show the highest weights of an answer in W of a probe's run, and the rank of another one,
+beside those of the nearest word: are Rome and Italy paired, and is it more than the vocabulary?
+Without an answer, show those that W alone gets right. Quote the pair, in which the shell would see
+a redirection.
 
   lincorr weights runs/linear_probe/version_0 "city->country" Rome Italy
+  lincorr weights runs/linear_probe/version_0 "city->country" --csv answers.csv
 """
 
 
@@ -63,8 +67,9 @@ class LabelSet:
     def place(self, text: str) -> int:
         """Return the place of a label, named as it is or by an answer; or raise LinearMapError."""
         places = {answer: i for i, answers in enumerate(self.answers) for answer in answers}
-        places |= {label: i for i, label in enumerate(self.texts)}
-        if (place := places.get(text.removesuffix("…"))) is None:
+        names = shown_labels(self.texts, self.answers)
+        places |= {name: i for texts in (names, self.texts) for i, name in enumerate(texts)}
+        if (place := places.get(text)) is None:
             similar = difflib.get_close_matches(text, places, 3) or list(places)[:3]
             raise LinearMapError(
                 f"{text!r} is no label of {self.name}; labels are such as {', '.join(similar)}. "
@@ -74,9 +79,17 @@ class LabelSet:
 
 
 def shown_labels(texts: Sequence[str], answers: Sequence[Sequence[str]]) -> list[str]:
-    """Return label texts; one that only begins its answers ends in an ellipsis, as ``South…``."""
+    """Return label texts; one that only begins its answers says which.
+
+    Example:
+        >>> shown_labels(["Rome", " South"], [["Rome"], ["South Korea", "South Africa"]])
+        ['Rome', 'South (South Korea, South Africa)']
+    """
     known = answers or [[text] for text in texts]
-    return [t if t in members else f"{t}…" for t, members in zip(texts, known, strict=True)]
+    return [
+        text if text in members else f"{text.strip()} ({', '.join(members)})"
+        for text, members in zip(texts, known, strict=True)
+    ]
 
 
 class LabelWeight(NamedTuple):
@@ -86,26 +99,94 @@ class LabelWeight(NamedTuple):
     weight: float
     rank: int  #: 1 for the highest weight; equal weights share a rank.
     reference: bool | None  #: Whether that pairs the two; None if the source label has none.
+    rank_nearest: int | None = None  #: The rank by the nearest word.
+    rank_constant: int | None = None
+    """The rank by how many source labels the target is right for, a constant answer."""
 
 
-def weights_of(
-    weight: npt.NDArray[Any],
-    source: LabelSet,
-    target: LabelSet,
-    label: str,
-    reference: Sequence[Collection[int]] = (),
-) -> list[LabelWeight]:
-    """Return the weights of a source label in W, ``(n_target_labels, n_source_labels)``, in rows.
+class AnswerRank(NamedTuple):
+    """The rank of the best right target label of a source label."""
 
-    The reference has the places of the right target labels for each source label.
+    answer: str
+    reference: str  #: Right target labels, joined by ``|``.
+    rank: int
+    rank_nearest: int | None  #: The rank by the nearest word.
+    rank_constant: int
+
+    @property
+    def only_w(self) -> bool:
+        """Whether W is right, and the nearest word is not."""
+        return self.rank_nearest is not None and self.rank == 1 < self.rank_nearest
+
+
+@dataclass(frozen=True)
+class PairWeights:
+    """W of a pair and what stands beside it: matrices are ``(n_target, n_source)``.
+
+    The reference has the places of the right target labels of each source label; `nearest` are the
+    weights of the nearest word, where known.
     """
-    column = weight[:, source.place(label)]
-    ranks = 1 + np.searchsorted(np.sort(-column), -column)
-    right = reference[source.place(label)] if reference else ()
-    return [
-        LabelWeight(text, float(column[i]), int(ranks[i]), i in right if right else None)
-        for i, text in enumerate(shown_labels(target.texts, target.answers))
-    ]
+
+    source: LabelSet
+    target: LabelSet
+    weight: npt.NDArray[Any]
+    nearest: npt.NDArray[Any] | None = None
+    reference: Sequence[Collection[int]] = ()
+
+    def of(self, label: str) -> list[LabelWeight]:
+        """Return the weights of a source label, a row for each target label."""
+        place = self.source.place(label)
+        right = self.reference[place] if self.reference else ()
+        columns: list[list[int | None]] = []
+        for matrix in (self.weight, self.nearest, self._constant()):
+            column = None if matrix is None else matrix[:, place]
+            columns.append([None] * len(self.target.texts) if column is None else _ranks(column))
+        ranks, nearest, constant = columns
+        return [
+            LabelWeight(
+                text,
+                float(self.weight[i, place]),
+                ranks[i] or 0,
+                i in right if right else None,
+                nearest[i],
+                constant[i],
+            )
+            for i, text in enumerate(shown_labels(self.target.texts, self.target.answers))
+        ]
+
+    def answers(self) -> list[AnswerRank]:
+        """Return the rank of the best right target of each source label that has one."""
+        sources = shown_labels(self.source.texts, self.source.answers)
+        targets = shown_labels(self.target.texts, self.target.answers)
+        constant = self._constant()
+        rows = []
+        for i, right in enumerate(self.reference):
+            if right:
+                ranks = [
+                    None if matrix is None else _rank_of_best(matrix[:, i], right)
+                    for matrix in (self.weight, self.nearest, constant)
+                ]
+                names = "|".join(targets[place] for place in right)
+                rows.append(AnswerRank(sources[i], names, ranks[0] or 0, ranks[1], ranks[2] or 0))
+        return rows
+
+    def _constant(self) -> npt.NDArray[Any] | None:
+        if not self.reference:
+            return None
+        counts = Counter(label for labels in self.reference for label in labels)
+        column = np.array([counts[i] for i in range(len(self.target.texts))])
+        return np.repeat(column[:, None], len(self.source.texts), 1)
+
+
+def _ranks(column: npt.NDArray[Any]) -> list[int | None]:
+    return list((1 + np.searchsorted(np.sort(-column), -column)).tolist())
+
+
+def _rank_of_best(column: npt.NDArray[Any], right: Collection[int]) -> int:
+    places = list(right)
+    wrong = np.delete(column, places)
+    # A wrong label equal to the best right one counts as ahead.
+    return 1 + int((wrong >= column[places].max()).sum())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -119,15 +200,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def weights(args: Sequence[str]) -> list[LabelWeight]:
-    """Print the weights of a label, as the command line behind ``lincorr weights`` says."""
+def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
+    """Print the weights of an answer, as the command line behind ``lincorr weights`` says."""
     parser = argparse.ArgumentParser(prog="lincorr weights", description=_HELP)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN", help="folder of a probe's run, or its linear_map/")
     parser.add_argument("pair", metavar="PAIR", help='a pair in quotes, such as "city->country"')
-    parser.add_argument("label", metavar="LABEL", help="a label of the source, such as Rome")
-    parser.add_argument("other", metavar="TARGET", nargs="?", help="a label of the target")
-    parser.add_argument("-n", type=int, default=10, help="number of labels to show (default: 10)")
+    answer = "an answer of the source, such as Rome"
+    parser.add_argument("label", metavar="ANSWER", nargs="?", help=answer)
+    parser.add_argument("other", metavar="TARGET", nargs="?", help="an answer of the target")
+    parser.add_argument("-n", type=int, default=10, help="number of rows to show (default: 10)")
+    parser.add_argument("--csv", metavar="FILE", help="file to write all rows to")
     options = parser.parse_args(args)
     if "->" not in options.pair:
         raise ConfigError(
@@ -136,51 +219,91 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
         )
     run = Path(options.run)
     folder = run if (run / CONFIG_FILE).is_file() else run / "linear_map"
+    _require_map(run, folder)
     try:
-        return _show(folder, options)
+        title, read = _title(folder, options.pair), _read(folder, options.pair)
+        rows, lines = _of_answer(read, options) if options.label else _of_pair(read, options.n)
+        lines += _precision(folder.parent, options.pair)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise LinearMapError(f"{folder}: it was changed ({error}). {WAY_OUT}") from error
+    write_out("\n".join([title, *lines]) + "\n")
+    if options.csv:
+        with atomic_write(Path(options.csv)) as part, part.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(rows[0]._fields if rows else AnswerRank._fields)
+            table.writerows(rows)
+        write_out(f"Rows: {options.csv}\n")
+    return rows
 
 
-def _show(folder: Path, options: argparse.Namespace) -> list[LabelWeight]:
+def _require_map(run: Path, folder: Path) -> None:
+    """Refuse the folder of a study, and name the runs in it."""
+    if not folder.is_dir() and (maps := sorted(run.glob("*/linear_map"))):
+        names = ", ".join(str(path.parent) for path in maps)
+        raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
+
+
+def _title(folder: Path, pair: str) -> str:
     config = read_config(folder)
-    source, target = _label_sets(folder, config, options.pair)
-    reference = config["pairs"][options.pair].get("reference", ())
-    weight, nearest = _read_weights(folder, options.pair)
-    for matrix in (weight, weight if nearest is None else nearest):
-        if matrix.shape != (len(target.texts), len(source.texts)) or not np.isfinite(matrix).all():
-            raise ValueError("its numbers of labels and weights differ, or a weight is NaN")
-    rows = weights_of(weight, source, target, options.label, reference)
-    ridge, lm = config["pairs"][options.pair]["ridge"], config["lm"]["name_or_path"]
-    lines = [f"W of {options.pair} in {lm}, ridge {ridge:g}: highest weights of {options.label}"]
-    lines.append("rank  weight  " + target.name)
-    ordered = sorted(rows, key=lambda row: row.rank)
-    for row in ordered[: max(options.n, 1)]:
-        mark = "  (reference)" if row.reference else ""
-        lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
-    if options.other is not None:
-        place = target.place(options.other)
-        row = rows[place]
-        known = {True: ", the reference", False: ", not the reference", None: ""}[row.reference]
-        lines.append(f"{row.label}{known}: rank {row.rank} of {len(rows)}, weight {row.weight:.2f}")
-        if nearest is not None:
-            by_word = weights_of(nearest, source, target, options.label)[place]
-            lines.append(f"By the nearest word: rank {by_word.rank}")
-        if reference:
-            n_right = Counter(label for labels in reference for label in labels)
-            n_before = sum(n > n_right[place] for n in n_right.values())
-            lines[-1] += f"; as a constant answer: rank {1 + n_before}"
-    lines += _precision(folder.parent, options.pair)
-    write_out("\n".join(lines) + "\n")
-    return ordered
-
-
-def _label_sets(folder: Path, config: dict[str, Any], pair: str) -> tuple[LabelSet, LabelSet]:
     if pair not in config["pairs"]:
         known = ", ".join(list(config["pairs"])[:8])
         raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
+    ridge, lm = config["pairs"][pair]["ridge"], config["lm"]["name_or_path"]
+    return f"W of {pair} in {lm}, ridge {ridge:g}"
+
+
+def _read(folder: Path, pair: str) -> PairWeights:
+    config = read_config(folder)
     source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
-    return source, target
+    weight, nearest = _read_weights(folder, pair)
+    for matrix in (weight, weight if nearest is None else nearest):
+        if matrix.shape != (len(target.texts), len(source.texts)) or not np.isfinite(matrix).all():
+            raise ValueError("its numbers of labels and weights differ, or a weight is NaN")
+    reference = config["pairs"][pair].get("reference", ())
+    return PairWeights(source, target, weight, nearest, reference)
+
+
+def _of_answer(
+    read: PairWeights, options: argparse.Namespace
+) -> tuple[list[LabelWeight], list[str]]:
+    rows = read.of(options.label)
+    ordered = sorted(rows, key=lambda row: row.rank)
+    lines = [f"Highest weights of {options.label}:", "rank  weight  " + read.target.name]
+    for row in ordered[: max(options.n, 1)]:
+        mark = "  (right)" if row.reference else ""
+        lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
+    if options.other is not None:
+        row = rows[read.target.place(options.other)]
+        known = {True: ", right", False: ", not right", None: ""}[row.reference]
+        others = {"the nearest word": row.rank_nearest, "a constant answer": row.rank_constant}
+        ranks = [f"rank {row.rank} of {len(rows)} by W"]
+        ranks += [f"{rank} by {name}" for name, rank in others.items() if rank is not None]
+        lines.append(f"{row.label}{known}: {', '.join(ranks)}.")
+        if row.reference and row.rank_nearest is not None:
+            lines.append(_beyond(row.rank, row.rank_nearest))
+    return ordered, lines
+
+
+def _beyond(rank: int, nearest: int) -> str:
+    if rank == 1:
+        more = "and the nearest word is not" if nearest > 1 else "and so is the nearest word"
+        return f"W is right, {more}: {'more' if nearest > 1 else 'no more'} than the vocabulary."
+    return f"W is wrong{', and the nearest word is right' if nearest == 1 else ''}."
+
+
+def _of_pair(read: PairWeights, n: int) -> tuple[list[AnswerRank], list[str]]:
+    rows = read.answers()
+    alone = [row for row in rows if row.only_w]
+    right = sum(row.rank == 1 for row in rows)
+    near = sum(row.rank_nearest == 1 for row in rows)
+    lines = [
+        f"W is right first for {right} of {len(rows)} answers, the nearest word for {near}.",
+        f"W alone is right for {len(alone)}{':' if alone else '.'}",
+        *(f"  {row.answer}: {row.reference}" for row in alone[: max(n, 1)]),
+    ]
+    if len(alone) > n:
+        lines.append(f"  and {len(alone) - n} more; all, and all ranks: --csv FILE")
+    return rows, lines
 
 
 def _read_weights(folder: Path, pair: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
@@ -197,12 +320,8 @@ def _read_weights(folder: Path, pair: str) -> tuple[npt.NDArray[Any], npt.NDArra
 
 
 def _precision(run: Path, pair: str) -> list[str]:
-    """Return how often W leads from a label to its reference, if the run says so."""
+    """Return what the run's verdict says of the pair, if there is one."""
     path = run / "results.json"
     values = read_json(path, LinearMapError, WAY_OUT) if path.is_file() else {}
-    for one in values.get("pairs", ()):
-        if f"{one['source']}->{one['target']}" == pair and one.get("precision"):
-            hit, best = one["precision"]["influenced"]["1"], one.get("best_baseline_1")
-            beside = "" if best is None else f"; the strongest baseline does for {best:.0%}"
-            return [f"W leads from {hit:.0%} of {one['source']} labels to their reference{beside}."]
-    return []
+    start = f"{pair.replace('->', '→')}: W gives"
+    return [text for text in values.get("verdict", ()) if text.startswith(start)]

@@ -250,7 +250,7 @@ class LinearProbe(LMStudy):
             )
         wordings, label_counts = self._score(fitted, test)
         scores = [*over_wordings({score.ends: score for score in wordings}).values()]
-        scores = with_numbers(scores, significance.p_values(scores))
+        scores = with_numbers(scores, significance.adjusted_p_values(scores))
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
         phase = "test" if self.trainer.testing else "val"

@@ -44,9 +44,9 @@ _MATRICES = (
     Matrix(
         "after_std",
         "after_std",
-        "The old map on the new LM, standard deviation of r over labels",
+        "The old map on the new LM, standard deviation of r over answers",
         "standard deviation of r",
-        is_signed=False,
+        (0.0, 1.0),
     ),
 )
 

@@ -1,34 +1,43 @@
 """The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lincorr_lightning.errors import listed
 from lincorr_lightning.io import safe_names
+from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
 from lincorr_lightning.linear_map.scores import SPREAD, PairScore, number_columns
+from lincorr_lightning.linear_map.weights import shown_labels
+from lincorr_lightning.probe.verdict import verdict
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as MatplotlibFigure
-    from pandas import DataFrame
-
 _FLOATS = npt.NDArray[np.floating[Any]]
 _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
+_MAX_PATHS = 6  # panels
+_MAX_SHOWN = 16  # labels of either side in a figure of W
 _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
-_LEVELS = ["best_baseline_1", "chance_influenced_1", "chance_influencing_1"]
-_PATH_COLUMNS = ["pair", "ridge", "label_mean", *_HITS, *_LEVELS]
+_LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
+_PATH_COLUMNS = ["pair", "ridge", "label_mean", *_HITS, "macro_1", *_LEVELS]
+_SUMMARY = [
+    "pair",
+    "label_mean",
+    "random_label_mean",
+    "excess_over_random",
+    "macro_1",
+    "causal_inner_product_macro_1",
+    "best_macro_1",
+    "control_label_mean",
+]
 _OF_POINT = ("ridge", "label_mean", "influenced", "influencing")
 
 
@@ -49,11 +58,11 @@ class ProbeFindings:
     n_test: int
 
     def notable(self, limit: int) -> list[PairScore]:
-        """Return the pairs with a reference by descending r, or a few pairs if none has one."""
+        """Return the pairs with a reference, in their order, or those of the highest r."""
         scored = [score for score in self.scores if score.label_mean is not None]
-        with_reference = [s for s in scored if self.layout.references.get(s.ends) is not None]
-        best = sorted(with_reference or scored, key=lambda score: -(score.label_mean or 0.0))
-        return best[: limit if with_reference else min(limit, _MAX_WEIGHT_FIGURES)]
+        judged = [s for s in scored if self.layout.references.get(s.ends) is not None]
+        best = sorted(scored, key=lambda score: -(score.label_mean or 0.0))
+        return judged[:limit] or best[: min(limit, _MAX_WEIGHT_FIGURES)]
 
 
 def probe_results(
@@ -89,20 +98,21 @@ def probe_results(
         f"{findings.n_test:,} held-out subjects; maps fitted on {findings.n_fit:,}; ridge "
         f"{strengths.pop() if len(strengths) == 1 else ridge}"
     )
-    ending = " of every ordered pair, source to target."
-    matrices = list(pair_matrices(_MATRICES, scores, ending, f" in {lm}", note))
-    every = [*_tables(findings), *(table for table, _ in matrices)]
-    tables = {table.name: table for table in every}
-    figures = [figure for _, figure in matrices]
-    figures += _figures(findings, tables, lm, partial_out)
-    # The first picture is of what no other words have.
-    figures.sort(key=lambda figure: figure.name != "random_words_matrix")
+    tables = {table.name: table for table in _tables(findings)}
+    matrices = dict(_matrices(scores, f" in {lm}", note))
+    answers = tables["answers"].frame if "answers" in tables else None
+    first = next((score.pair for score in scores if score.best_macro_1 is not None), "")
+    alone = []
+    if answers is not None:
+        is_alone = answers["only_w"].fillna(False).astype(bool)
+        alone = answers["answer"][(answers["pair"] == first) & is_alone].tolist()
     return Results(
         study="linear_probe",
         values=values,
         scalars=dict(_scalars(scores, findings.phase)),
-        tables=every,
-        figures=figures,
+        tables=[*tables.values(), *(table for table, _ in matrices.values())],
+        figures=list(_figures(findings, tables, matrices, lm, partial_out)),
+        verdict=verdict(scores, alone),
     )
 
 
@@ -129,20 +139,14 @@ class Matrix(NamedTuple):
     name: str
     caption: str
     unit: str = "Pearson r"
-    is_signed: bool = True  #: Whether colours go from -highest to highest, and not from 0.
+    limits: tuple[float, float] = (-1.0, 1.0)  #: Values of the extreme colours.
 
 
-_OF_STD = "standard deviation of r"
 _MATRICES = (
-    Matrix("label_mean", "correlation", "Label-wise correlation"),
-    Matrix("label_std", "std", "Standard deviation of label-wise r over labels", _OF_STD, False),
-    Matrix("instance_mean", "instance", "Instance-wise correlation"),
-    Matrix(
-        "excess_over_random",
-        "random_words",
-        "Label-wise correlation above that of random words",
-        "difference of r",
-    ),
+    Matrix("label_mean", "correlation", "r per answer"),
+    Matrix("excess_over_random", "random_words", "r above random words", "difference of r"),
+    Matrix("label_std", "std", "Standard deviation of r over answers", "of r", (0.0, 1.0)),
+    Matrix("instance_mean", "instance", "r per subject"),
 )
 
 
@@ -156,6 +160,8 @@ def pair_matrices(
     """
     from pandas import Series
 
+    from lincorr_lightning.results.plots import pairs_heatmap
+
     names = dict.fromkeys(name for score in scores for name in (score.source, score.target))
     sources, targets = {score.source for score in scores}, {score.target for score in scores}
     rows, columns = ([name for name in names if name in side] for side in (sources, targets))
@@ -165,38 +171,42 @@ def pair_matrices(
             frame = Series(values, dtype="float64").unstack().reindex(index=rows, columns=columns)
             name = f"{matrix.name}_matrix"
             cells = frame.rename_axis("source").reset_index()
-            draw = partial(_draw, matrix, frame, matrix.caption + title_end, note)
-            yield (
-                Table(name, cells, matrix.caption, formats=dict.fromkeys(columns, ".2f")),
-                Figure(name, matrix.caption + caption_end, draw),
-            )
+            table = Table(name, cells, matrix.caption, formats=dict.fromkeys(columns, ".2f"))
+            options = {
+                "title": matrix.caption + title_end,
+                "subtitle": note,
+                "value_label": matrix.unit,
+                "limits": list(matrix.limits),
+            }
+            caption = matrix.caption + caption_end
+            yield table, Figure(name, caption, pairs_heatmap, [table], options)
 
 
-def _draw(matrix: Matrix, frame: "DataFrame", title: str, note: str) -> "MatplotlibFigure":
-    # matplotlib takes long to import, and not every run draws.
-    from lincorr_lightning.results.plots import correlation_heatmap
-
-    highest = max(float(np.nanmax(np.abs(frame.to_numpy()))), 0.01)
-    limits = -highest if matrix.is_signed else 0.0, highest
-    return correlation_heatmap(frame, title, note, matrix.unit, limits)
+def _matrices(
+    scores: Sequence[PairScore], title_end: str, note: str
+) -> Iterator[tuple[str, tuple[Table, Figure]]]:
+    ending = " of every ordered pair, source to target."
+    for table, figure in pair_matrices(_MATRICES, scores, ending, title_end, note):
+        yield table.name, (table, figure)
 
 
 def _tables(findings: ProbeFindings) -> Iterator[Table]:
     scores, texts = findings.scores, findings.layout.domains
-    _, _, formats = columns_of(PairScore)
-    # Those of no evidence, whose labels never vary, are last.
-    ranked = sorted(scores, key=lambda x: math.inf if x.evidence is None else -x.evidence)
+    # Those without the number are last.
+    ranked = sorted(scores, key=lambda x: -number_or(x.excess_over_random, -math.inf))
     yield Table.of(
         "summary",
-        ranked,
-        ["pair", *formats],
-        f"Label-wise r on {findings.n_test:,} held-out subjects",
-        f"{_cautions(scores)}Sorted by r above the control prompt, which names no source. "
-        "Random words: as many in place of the source labels. r above random words: of a few of "
-        "either (model.random_labels), not the difference of the columns before. Hit@1: share of "
-        "source labels whose highest weight in W leads to a right target label; its best baseline "
-        "knows the vocabulary alone. See docs/concepts.md.",
+        [score.row() for score in ranked],
+        _SUMMARY,
+        f"Pairs on {findings.n_test:,} held-out subjects, those with the highest r above random "
+        "words first",
+        "r per answer (over subjects); of maps from as many random words; above random words: "
+        f"{_compared(scores)}at the same prompts. W right: share of answers (mean by right "
+        "answer) to which W gives the highest weight; of the nearest word in the LM's head; of the "
+        "best baseline. Unrelated prompt: r from the same words after it.",
         headline=True,
+        headings=columns_of(PairScore)[1],
+        formats=columns_of(PairScore)[2],
     )
     yield Table.of("pairs", scores, number_columns(), "Every score of every pair")
     yield Table.of(
@@ -207,20 +217,19 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
             for label, r in zip(texts[score.target].texts, score.label_r, strict=True)
         ],
         ("pair", "label", "r"),
-        "Label-wise r of every target label",
-        "Empty where the label never changes.",
+        "r of every answer of the target",
+        "Empty where its logit never changes.",
     ).sampled("label", label_mean="r")
+    if any(score.ranks for score in scores):
+        yield _answers(findings)
     if findings.path:
         points = [
-            replace(point[score.ends], best_baseline_1=score.best_baseline_1)
+            replace(point[score.ends], best_macro_1=score.best_macro_1)
             for score in scores
             for point in findings.path
         ]
         caption = "Correlation and precision at every ridge strength"
         yield Table.of("ridge_path", points, _PATH_COLUMNS, caption)
-    if any(score.p is not None for score in scores):
-        columns = ["pair", *number_columns()]
-        yield Table.of("ranking", ranked, columns, "Pairs by how far r lies above its control")
     if parts := [part for score in scores for part in score.completeness.items()]:
         columns = ["completeness", "pair", "n_labels", "label_mean", *_HITS[:4]]
         rows = [{"completeness": kind, **part.row()} for kind, part in parts]
@@ -232,7 +241,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         yield Table.of(
             "random_words",
             findings.label_counts,
-            caption="Label-wise r of maps from some source labels, and from as many random words",
+            caption="r of maps from some source labels, and from as many random words",
             note="Means and standard deviations over draws, for the targets' held-out logits.",
         )
     influences = [
@@ -248,31 +257,124 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
     columns, caption = ["pair", *Influence._fields], "Highest weights of every label"
     yield Table.of("influences", influences, columns, caption).sampled("label", influenced_1=hit)
+    shown = findings.notable(_MAX_WEIGHT_FIGURES)
+    cells = [cell for score in shown for cell in _weight_cells(findings, score)]
+    yield Table.of("weights", cells, WeightCell, "The part of W that figures show")
     yield subjects_table(findings.subjects)
 
 
-def _cautions(scores: Sequence[PairScore]) -> str:
-    """Return for which pairs W must not be read as what the LM knows, and what helps."""
-    judged = [score for score in scores if score.influenced_1 is not None]
-    has_ridge = any(score.ridge for score in judged)
-    sentences = []
-    if wrong := [score.pair for score in judged if (score.influenced_1 or 0) < 0.5]:
-        sentences.append(
-            f"W is imprecise, most source labels lead to a wrong target: {listed(wrong)}."
+def number_or(value: float | None, other: float) -> float:
+    """Return a number, or another one where it is not known."""
+    return other if value is None else value
+
+
+def _compared(scores: Sequence[PairScore]) -> str:
+    most = max((score.excess_over_random_labels or 0 for score in scores), default=0)
+    return f"{most} answers against {most} words, " if most else ""
+
+
+def _answers(findings: ProbeFindings) -> Table:
+    """Return the rank of the best right target of each source label, by W and each baseline."""
+    rows = []
+    for score in findings.scores:
+        if not score.ranks:
+            continue
+        reference = findings.layout.references[score.ends]
+        assert reference is not None
+        source, target = (shown_names(findings.layout.domains[name]) for name in score.ends)
+        columns = [i for i in range(len(source)) if reference[:, i].any()]
+        ranks = {name: each.tolist() for name, each in score.ranks.items()}
+        near = ranks.get("causal_inner_product")
+        for row, i in enumerate(columns):
+            right = [
+                name for name, is_right in zip(target, reference[:, i], strict=True) if is_right
+            ]
+            alone = None if near is None else ranks["W"][row] == 1 < near[row]
+            rows.append(
+                {
+                    "pair": score.pair,
+                    "answer": source[i],
+                    "reference": "|".join(right),
+                    "only_w": alone,
+                    **{f"rank_{name}": each[row] for name, each in ranks.items()},
+                }
+            )
+    names = dict.fromkeys(key for row in rows for key in row)
+    ranks_of = [name for name in names if name.startswith("rank_")]
+    return Table.of(
+        "answers",
+        rows,
+        [*names],
+        "Rank of the best right target of each source answer, by W and by each baseline",
+        "only_w: W is right, and the nearest word (causal_inner_product) is not.",
+        formats=dict.fromkeys(ranks_of, "d"),
+    ).sampled("answer", only_w="only_w")
+
+
+@dataclass(frozen=True)
+class WeightCell:
+    """A weight of a figure of W, a row of the table ``weights``."""
+
+    pair: str
+    source: str
+    target: str
+    weight: float
+    share: float  #: The weight divided by the largest one of the source label.
+    nearest: float | None  #: The weight of the nearest word.
+    nearest_share: float | None  #: The same of the nearest word.
+    reference: bool  #: Whether the target label is right for the source label.
+
+
+def shown_part(
+    weight: _FLOATS, reference: npt.NDArray[np.bool_] | None
+) -> tuple[list[int], list[int]]:
+    """Choose rows and columns of W, ``(n_target, n_source)``, at most 16 each.
+
+    They are the first right target labels, and for each of them its first source label, then its
+    second, and so on: the same whatever W is. Without a reference they are the target labels with
+    the highest weights and the source labels of these.
+    """
+    if reference is not None and reference.any():
+        first = reference.argmax(0)[reference.any(0)]
+        targets = list(dict.fromkeys(first.tolist()))[:_MAX_SHOWN]
+        members = [np.flatnonzero(reference[target]).tolist() for target in targets]
+    else:
+        targets = np.argsort(-weight.max(1), kind="stable")[:_MAX_SHOWN].tolist()
+        members = np.argsort(-weight[targets], axis=1, kind="stable").tolist()
+    chosen: dict[int, None] = {}
+    for nth in range(max(map(len, members))):
+        for sources in members:
+            if nth < len(sources) and len(chosen) < _MAX_SHOWN:
+                chosen[sources[nth]] = None
+    order = {source: i for i, of_one in enumerate(members) for source in reversed(of_one)}
+    return targets, sorted(chosen, key=lambda source: order[source])
+
+
+def _weight_cells(findings: ProbeFindings, score: PairScore) -> Iterator[WeightCell]:
+    weight, reference = findings.weights[score.ends], findings.layout.references.get(score.ends)
+    nearest = None if score.nearness is None else score.nearness.cpu().numpy()
+    source, target = (shown_names(findings.layout.domains[name]) for name in score.ends)
+    targets, sources = shown_part(weight, reference)
+
+    def share(matrix: _FLOATS, i: int, j: int) -> float:
+        return float(matrix[i, j] / (np.abs(matrix[:, j]).max() or 1.0))
+
+    for i, j in product(targets, sources):
+        yield WeightCell(
+            score.pair,
+            source[j],
+            target[i],
+            float(weight[i, j]),
+            share(weight, i, j),
+            None if nearest is None else float(nearest[i, j]),
+            None if nearest is None else share(nearest, i, j),
+            bool(reference is not None and reference[i, j]),
         )
-        if not has_ridge:
-            sentences.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
-    if has_ridge:
-        sentences.append(
-            "A ridge lowers r of the control prompt, too: set model.ridge 0 to compare."
-        )
-    low = {score.pair: score.above_best_baseline_low for score in judged}
-    if alike := [pair for pair, bound in low.items() if bound is not None and bound <= 0]:
-        sentences.append(
-            "W pairs no more labels right than the vocabulary alone (95 % over source "
-            f"labels): {listed(alike)}."
-        )
-    return "".join(f"{sentence}\n" for sentence in sentences)
+
+
+def shown_names(domain: Domain) -> list[str]:
+    """Return the labels of a kind of knowledge as `shown_labels`."""
+    return shown_labels(domain.texts, domain.answer_texts)
 
 
 def _spread(scores: Sequence[PairScore]) -> Table:
@@ -354,34 +456,58 @@ def top_influences(
     return rows
 
 
+def _english_names(domains: Iterable[Domain]) -> dict[str, str]:
+    """Return English names of labels in other scripts, which fonts may lack."""
+    return {
+        name: label.answers[0].identity
+        for domain in domains
+        for name, label in zip(shown_names(domain), domain.labels, strict=True)
+        if not name.isascii()
+    }
+
+
 def _figures(
-    findings: ProbeFindings, tables: Mapping[str, Table], lm: str, partial_out: Sequence[str]
+    findings: ProbeFindings,
+    tables: Mapping[str, Table],
+    matrices: Mapping[str, tuple[Table, Figure]],
+    lm: str,
+    partial_out: Sequence[str],
 ) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
-    pairs = tables["pairs"].frame
-    caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
-    yield Figure("nulls", caption, partial(figures.nulls_figure, pairs, lm))
-    if "ranking" in tables:
-        caption = "Label-wise r above its control, with 95 % intervals over subjects."
-        frame = tables["ranking"].frame
-        yield Figure("ranking", caption, partial(figures.ranking_figure, frame, partial_out, lm))
     shown = findings.notable(_MAX_WEIGHT_FIGURES)
-    names = [score.pair for score in shown]
-    if "ridge_path" in tables and shown:
-        ridges = {score.pair: score.ridge or 0.0 for score in shown}
-        draw = partial(figures.ridge_path_figure, tables["ridge_path"].frame, ridges, lm)
-        yield Figure("ridge_path", "Label-wise r and Hit@1 along the ridge.", draw)
-    safe = safe_names(names)
-    for score in shown:
-        draw = partial(
-            figures.top_weights_figure,
-            findings.weights[score.ends],
-            findings.layout.domains[score.source],
-            findings.layout.domains[score.target],
-            f"W of {score.pair} in {lm}",
-            f"ridge {score.ridge:g}",
-            findings.layout.references.get(score.ends),
+    safe = safe_names(score.pair for score in shown)
+    of_w = [
+        Figure(
+            f"weights_{safe[score.pair]}",
+            f"W of {score.pair} beside the nearest word.",
+            figures.weights_figure,
+            [tables["weights"]],
+            {
+                "pair": score.pair,
+                "lm": lm,
+                "ridge": score.ridge,
+                "right": [score.macro_1, score.causal_inner_product_macro_1],
+                "english": _english_names(findings.layout.domains[name] for name in score.ends),
+            },
         )
-        yield Figure(f"weights_{safe[score.pair]}", f"Part of W of {score.pair}.", draw)
+        for score in shown
+    ]
+    yield from of_w[:1]
+    yield Figure(
+        "random_words",
+        "r of each pair beside random words, and its distance from these.",
+        figures.random_words_figure,
+        [tables["pairs"]],
+        {"lm": lm, "partial_out": list(partial_out)},
+    )
+    main = ("correlation_matrix", "random_words_matrix") if len(findings.scores) > 2 else ()
+    yield from (matrices[name][1] for name in main if name in matrices)
+    if "ridge_path" in tables and shown:
+        ridges = {score.pair: score.ridge or 0.0 for score in shown[:_MAX_PATHS]}
+        draw, options = figures.ridge_path_figure, {"ridges": ridges, "lm": lm}
+        caption = "r and right answers along the ridge."
+        yield Figure("ridge_path", caption, draw, [tables["ridge_path"]], options)
+    yield from of_w[1:]
+    yield from (figure for name, (_, figure) in matrices.items() if name not in main)

@@ -16,11 +16,11 @@ from lincorr_lightning.linear_map.scores import Numbers, PairScore
 from lincorr_lightning.linear_map.solver import FittedMaps, mean_r, split_targets
 from lincorr_lightning.results.table import number
 
-FINDING = 0.01  #: Largest adjusted p-value of an excess that counts as a finding.
+FINDING = 0.01  #: Largest adjusted p-value of an r above random words that is a finding.
 
 
 def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
-    """Measure the standard errors of r, and of its excess, over held-out subjects.
+    """Measure the standard errors of r over held-out subjects.
 
     The influence function is taken around the moments of the held-out half itself: around those of
     the fit half, whose r a map overfits, errors come out far too large. `test` are the moments of
@@ -33,27 +33,24 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
     for source in layout.sources:
         y = layout.target_columns(source)
         r = solver.r_influences(fitted.maps["y"][source], layout.columns(source), y, test, rows)
-        excess, control = r, fitted.maps.get("control", {}).get(source)
-        if control is not None:
-            columns = layout.control_columns(source)
-            excess = r - solver.r_influences(control, columns, y, test, rows)
         # Rows are independent, labels are not: labels are averaged within a row. R is that of all
         # subjects, the spread that of those whose rows were kept.
-        for (target, own), (_, above) in zip(
-            *(split_targets(layout, source, each) for each in (r, excess)), strict=True
-        ):
-            means = own.where(~above.isnan(), torch.nan), above
-            label, both = (number(m.nanmean(1).std() / test.n.sqrt()) for m in means)
-            errors[source, target] = {"label_error": label, "excess_error": both}
+        for target, of_target in split_targets(layout, source, r):
+            error = number(float(of_target.nanmean(1).std() / test.n.sqrt()))
+            errors[source, target] = {"label_error": error}
     return errors
 
 
-def p_values(scores: Sequence[PairScore]) -> Numbers:
-    """Return p, and q adjusted for all pairs, of scores that have standard errors."""
+def adjusted_p_values(scores: Sequence[PairScore]) -> Numbers:
+    """Return p, and q adjusted for all pairs, of scores that stand beside random words.
+
+    P of a mean over wordings is twice their mean p, which is valid whatever the dependence (Vovk
+    and Wang, "Combining p-values via averaging", 2020).
+    """
     p = {
-        score.ends: significance.one_sided_p(score.evidence / score.excess_error)
+        score.ends: score.p if score.templates is None else min(2 * score.p, 1.0)
         for score in scores
-        if score.evidence is not None and score.excess_error
+        if score.p is not None
     }
     q = significance.adjust_for_many(torch.tensor(list(p.values()), dtype=torch.float64)).tolist()
     return {

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -91,9 +92,9 @@ def bare_axes(axes: Axes) -> None:
 
 
 def use_installed_fonts(figure: Figure) -> None:
-    """Let matplotlib take each character from the first font that has it, and no formulas.
+    """Let matplotlib take each character from the first font that has it; it warns without any.
 
-    It warns where no font has one. Dollar signs in texts are dollar signs.
+    Dollar signs in texts are no formulas.
     """
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
@@ -103,6 +104,7 @@ def use_installed_fonts(figure: Figure) -> None:
 
 def to_png(figure: Figure) -> bytes:
     """Draw a figure; return the bytes of a PNG file."""
+    use_installed_fonts(figure)
     # `savefig` would draw twice, for the layout first. Without transparency a file is smaller.
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
@@ -119,7 +121,8 @@ def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """Return a text in one line, with Python's escapes for characters that no font has."""
+    """Return a text in one line, with arrows and Python's escapes for characters without a font."""
+    text = text.replace("->", "→")
     plain = "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
     if has_glyphs(plain):
         return plain
@@ -362,7 +365,7 @@ def correlation_heatmap(
     matrix: DataFrame,
     title: str,
     subtitle: str = "",
-    value_label: str = "label-wise Pearson r",
+    value_label: str = "r per answer",
     limits: tuple[float, float] = (-1.0, 1.0),
     axis_labels: tuple[str, str] = ("source", "target"),
     least: float = 0.0,
@@ -386,23 +389,8 @@ def correlation_heatmap(
     height = n_rows * cell + max(map(len, column_labels)) * letter + 0.6
     figure = new_figure(width, height, title, subtitle)
     axes = figure.add_subplot()
-    colours = "Reds" if limits[0] == 0 else "RdBu_r"
-    # Shows where a value is missing.
-    axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
-    edges = (np.arange(n + 1) - 0.5 for n in (n_columns, n_rows))
-    mesh = axes.pcolormesh(
-        *edges,
-        np.ma.masked_invalid(cells),
-        cmap=colours,
-        clim=limits,
-        edgecolors="white",
-        linewidth=min(0.7, 2 * cell),
-    )
-    axes.set(aspect="equal", ylim=(n_rows - 0.5, -0.5))
-    axes.set_xticks(range(n_columns), column_labels, rotation=90, fontsize=label_size)
-    axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
-    axes.tick_params(length=0, pad=3, labelcolor=INK)
-    axes.spines[:].set_visible(False)
+    shown = matrix.set_axis(row_labels).set_axis(column_labels, axis=1)
+    mesh = draw_matrix(axes, shown, limits, label_size, min(0.7, 2 * cell))
     if cell >= _MIN_CELL_WITH_VALUE:
         for (row, column), value in np.ndenumerate(cells):
             if not math.isnan(value) and abs(value) >= least:
@@ -419,12 +407,56 @@ def correlation_heatmap(
                 )
     axes.set_ylabel(axis_labels[0], color=INK)
     axes.set_xlabel(axis_labels[1], color=INK)
-    ticks = [-1, -0.5, 0, 0.5, 1] if limits == (-1, 1) else None
-    bar = figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.05, aspect=25, ticks=ticks)
-    bar.set_label(value_label, color=INK)
+    add_colour_bar(figure, mesh, [axes], value_label)
+    return figure
+
+
+def draw_matrix(
+    axes: Axes,
+    matrix: DataFrame,
+    limits: tuple[float, float] = (-1.0, 1.0),
+    label_size: float = 8.0,
+    line: float = 0.5,
+) -> QuadMesh:
+    """Draw square cells with the labels of a frame's rows and columns; NaN is hatched."""
+    n_rows, n_columns = matrix.shape
+    axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
+    edges = (np.arange(n + 1) - 0.5 for n in (n_columns, n_rows))
+    mesh = axes.pcolormesh(
+        *edges,
+        np.ma.masked_invalid(matrix.to_numpy(dtype=float)),
+        cmap="Reds" if limits[0] == 0 else "RdBu_r",
+        clim=limits,
+        edgecolors="white",
+        linewidth=line,
+    )
+    axes.set(aspect="equal", ylim=(n_rows - 0.5, -0.5))
+    axes.set_xticks(range(n_columns), list(matrix.columns), rotation=90, fontsize=label_size)
+    axes.set_yticks(range(n_rows), list(matrix.index), fontsize=label_size)
+    axes.tick_params(length=0, pad=3, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+    return mesh
+
+
+def add_colour_bar(
+    figure: Figure, mesh: QuadMesh, panels: list[Axes], label: str, location: str = "right"
+) -> None:
+    """Add the scale of a heat map's colours beside its panels."""
+    ticks = [-1, -0.5, 0, 0.5, 1] if mesh.get_clim() == (-1, 1) else None
+    place: Any = {"pad": 0.02, "fraction": 0.05, "aspect": 25, "location": location}
+    bar = figure.colorbar(mesh, ax=panels, ticks=ticks, **place)
+    bar.set_label(label, color=INK)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-    return figure
+
+
+def pairs_heatmap(
+    cells: DataFrame, title: str, subtitle: str, value_label: str, limits: Sequence[float]
+) -> Figure:
+    """Draw a `correlation_heatmap` of a table with the sources in its first column."""
+    low, high = limits
+    matrix = cells.set_index("source").astype(float)
+    return correlation_heatmap(matrix, title, subtitle, value_label, (low, high))
 
 
 def short(value: float) -> str:

@@ -282,7 +282,9 @@ def _print_table(console: "Console", table: Table) -> None:
     from rich.text import Text
 
     rows = [[printable(cell, "") for cell in row] for row in (table.titles, *table.texts())]
-    grid = _grid(console, rows, table.is_number)
+    grid = _grid(console, rows, table.is_number, breaks=False)
+    if not _fits(console, grid, "maximum"):
+        grid = _grid(console, rows, table.is_number)
     if not _fits(console, grid):
         transposed = list(zip(*rows, strict=True))
         grid = _grid(console, transposed, [False, *[True] * len(table)])
@@ -298,15 +300,19 @@ def _print_table(console: "Console", table: Table) -> None:
     console.print(Text(f"\n{printable(note)}\n" if note else ""))
 
 
-def _fits(console: "Console", grid: "RichTable") -> bool:
+def _fits(console: "Console", grid: "RichTable", size: str = "minimum") -> bool:
     wide = console.options.update_width(10_000)  # which a measured width would not exceed
-    return console.measure(grid, options=wide).minimum <= console.width
+    width: int = getattr(console.measure(grid, options=wide), size)
+    return width <= console.width
 
 
 def _grid(
-    console: "Console", rows: Sequence[Sequence[str]], is_number: Sequence[bool]
+    console: "Console",
+    rows: Sequence[Sequence[str]],
+    is_number: Sequence[bool],
+    breaks: bool = True,
 ) -> "RichTable":
-    """Return a table of rich; the first row has headings, which break between words."""
+    """Return a table of rich; the first row has headings, which may break between words."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table as RichTable
@@ -316,9 +322,12 @@ def _grid(
     for (heading, *cells), number in zip(zip(*rows, strict=True), is_number, strict=False):
         if number:
             width = max(map(cell_len, ("-", *heading.split(), *cells)))
-            grid.add_column(Text(textwrap.fill(heading, width)), justify="right", no_wrap=True)
+            title = textwrap.fill(heading, width) if breaks else heading
+            grid.add_column(Text(title), justify="right", no_wrap=True)
         else:
-            grid.add_column(Text(heading), overflow="fold", max_width=console.width // 2)
+            # Names of rows are cut in lines only where nothing else helps.
+            flexible = {"overflow": "fold", "max_width": console.width // 2}
+            grid.add_column(Text(heading), **(flexible if breaks else {"no_wrap": True}))
     for row in rows[1:]:
         grid.add_row(*map(Text, row))
     return grid

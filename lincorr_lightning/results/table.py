@@ -50,6 +50,11 @@ def show(value: Any, form: str = "") -> str:
     return re.sub(r"^[+-](?=[0.,]+%?$)", "", format(value, form)).replace("-", "−")
 
 
+def percent(share: float | None) -> str:
+    """Return a share for a sentence, as ``59 %``, which is not broken."""
+    return show(share, ".0%").replace("%", "\N{NO-BREAK SPACE}%")
+
+
 @dataclass(frozen=True)
 class Mean:
     """How a number follows from a table: the mean of a column, or its share of a text.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pandas import read_csv
 
 from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import main
@@ -44,9 +45,14 @@ def run(tmp_path: Path) -> Path:
 def test_top_and_rank(run: Path) -> None:
     for linear_map in (MAP, LinearMap.from_pretrained(run / "linear_map")):
         frame = linear_map.top(PAIR, "Rome", n=3)
-        assert list(frame.columns) == ["label", "weight", "rank", "reference"]
+        columns = ["label", "weight", "rank", "reference", "rank_nearest", "rank_constant"]
+        assert list(frame.columns) == columns
         # Equal weights share a rank, and come in the order of the labels.
-        rows = [("Italy", 2.0, 1, True), ("France", 0.5, 2, False), ("South…", 0.5, 2, False)]
+        rows = [
+            ("Italy", 2.0, 1, True, 1, 1),
+            ("France", 0.5, 2, False, 3, 1),
+            ("South (South Korea, South Africa)", 0.5, 2, False, 2, 1),
+        ]
         assert list(frame.itertuples(index=False, name=None)) == rows
         for city, column in zip(CITIES, np.array(W).T, strict=True):
             for country, weight in zip(COUNTRIES, column, strict=True):
@@ -54,7 +60,7 @@ def test_top_and_rank(run: Path) -> None:
                 assert linear_map.rank(PAIR, city, country) == 1 + n_above
         # A label is named by an answer that it stands for, too.
         assert linear_map.rank(PAIR, "Seoul", "South Korea") == 4
-        assert linear_map.rank(PAIR, "Seoul", "South…") == 4
+        assert linear_map.rank(PAIR, "Seoul", "South (South Korea, South Africa)") == 4
         assert linear_map.top(PAIR, "Lima")["reference"].tolist() == [None] * 4
 
 
@@ -84,35 +90,62 @@ def lines(capsys: pytest.CaptureFixture[str], *args: object) -> list[str]:
 
 def test_the_command_shows_the_same_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = [
-        "W of city->country in tiny-world, ridge 31.6: highest weights of Seoul",
+        "W of city->country in tiny-world, ridge 31.6",
+        "Highest weights of Seoul:",
         "rank  weight  country",
         "   1    4.00  Peru",
         "   2    0.10  France",
-        "South…, the reference: rank 4 of 4, weight -1.00",
-        "By the nearest word: rank 2; as a constant answer: rank 1",
+        "South (South Korea, South Africa), right: rank 4 of 4 by W, 2 by the nearest word, "
+        "1 by a constant answer.",
+        "W is wrong.",
     ]
     for folder in (run, run / "linear_map"):
         shown = lines(capsys, folder, PAIR, "Seoul", "South Africa", "-n", 2)
         assert shown == expected
-    assert lines(capsys, run, PAIR, "Rome")[2] == "   1    2.00  Italy  (reference)"
-    shown = lines(capsys, run, PAIR, "Lima", "Peru")[-2:]
-    assert shown[0] == "Peru: rank 1 of 4, weight 0.00"
-    assert shown[1] == "By the nearest word: rank 1; as a constant answer: rank 4"
+    assert lines(capsys, run, PAIR, "Rome")[3] == "   1    2.00  Italy  (right)"
+    assert lines(capsys, run, PAIR, "Lima", "Peru")[-1] == (
+        "Peru: rank 1 of 4 by W, 1 by the nearest word, 4 by a constant answer."
+    )
+    assert lines(capsys, run, PAIR, "Rome", "Italy")[-1] == (
+        "W is right, and so is the nearest word: no more than the vocabulary."
+    )
 
 
-def test_it_says_how_precise_w_is_beside_its_baseline(
+def test_it_lists_what_w_alone_gets_right(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    near = torch.tensor(NEAR)
+    near[1, 0] = 1.0  # the nearest word of Paris is Italy
+    MAP.with_nearest({PAIR: near}).save(run / "linear_map")
+    shown = lines(capsys, run, PAIR, "--csv", run / "all.csv")
+    assert shown[1:-1] == [
+        "W is right first for 2 of 3 answers, the nearest word for 1.",
+        "W alone is right for 1:",
+        "  Paris: France",
+    ]
+    assert (run / "all.csv").read_text().splitlines() == [
+        "answer,reference,rank,rank_nearest,rank_constant",
+        "Paris,France,1,2,3",
+        "Rome,Italy,1,1,3",
+        '"Seoul","South (South Korea, South Africa)",4,2,3'.replace('"Seoul"', "Seoul"),
+    ]
+    lines(capsys, run, PAIR, "Rome", "--csv", run / "rome.csv")
+    frame = read_csv(run / "rome.csv").sort_values("label")
+    assert frame["label"].str[:5].tolist() == ["Franc", "Italy", "Peru", "South"]
+    assert frame["weight"].tolist() == [0.5, 2.0, 0.5, 0.5]
+
+
+def test_it_says_what_the_run_says_of_the_pair(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = {
-        "source": "city",
-        "target": "country",
-        "best_baseline_1": 0.62,
-        "precision": {"influenced": {"1": 0.39}},
-    }
-    (run / "results.json").write_text(json.dumps({"pairs": [pair]}))
-    assert lines(capsys, run, PAIR, "Rome")[-1] == (
-        "W leads from 39% of city labels to their reference; the strongest baseline does for 62%."
-    )
+    sentences = ["city→country: W gives 59 %.", "city→city: W gives 1 %."]
+    (run / "results.json").write_text(json.dumps({"verdict": sentences}))
+    assert lines(capsys, run, PAIR, "Rome")[-1] == sentences[0]
+
+
+def test_the_folder_of_a_study_is_no_run(run: Path, tmp_path_factory: Any) -> None:
+    study = tmp_path_factory.mktemp("study")
+    run.rename(study / "version_7")
+    with pytest.raises(LinearMapError, match=r"Name one of them: .*version_7\."):
+        main(["weights", str(study), PAIR, "Rome"])
 
 
 def test_wrong_arguments_are_refused(run: Path) -> None:

@@ -271,5 +271,5 @@ def test_random_words_of_a_run(small_lm: str, tmp_path: Path) -> None:
     whole, plain = pairs
     assert whole["baselines"]["random_source_labels"]["draws"] == 10
     assert plain["baselines"] is plain["decomposition"] is plain["excess_over_unembedding"] is None
-    for key in ("label_mean", "control_label_mean", "permuted_label_mean", "excess_error"):
+    for key in ("label_mean", "control_label_mean", "permuted_label_mean", "label_error"):
         assert plain[key] == pytest.approx(whole[key], rel=1e-9)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lincorr_lightning.knowledge import Answer, Completeness, Domain, Label
 from lincorr_lightning.linear_map.layout import JointLayout
@@ -27,15 +28,18 @@ HITS: dict[str, Any] = {
     for way in ("influenced", "influencing")
     for n, rate in (("1", 0.5), ("3", 1.0), ("5", 1.0), ("n", 3))
 }
-HITS["influencing_1"] = None
+HITS |= {"influencing_1": None, "macro_1": 0.6, "n_references": 2}
+HITS["ranks"] = {"W": torch.tensor([1, 2, 1]), "causal_inner_product": torch.tensor([1, 1, 2])}
 PAIR = "city", "country"
 REFERENCE = np.array([[True, False, True, False], [False, True, False, False]])
 # Keys of an entry, from the contract and from docs/concepts.md.
 PAIR_KEYS = """source target label_mean label_std instance_mean n_labels n_constant_labels
-permuted_label_mean control_label_mean precision ridge excess label_error excess_error p q
+permuted_label_mean control_label_mean precision ridge excess label_error p q
 partial_label_mean through_given completeness baselines excess_over_random_labels
 above_best_baseline excess_over_unembedding decomposition random_label_mean excess_over_random
-random_target_label_mean same_prompt_label_mean best_baseline_1 templates""".split()
+random_target_label_mean same_prompt_label_mean best_baseline_1 best_baseline_macro_1
+templates""".split()
+FIRST_LOGGED = ("label_mean", "macro_1", "excess_over_random")
 
 
 def make_scores(**changes: Any) -> list[PairScore]:
@@ -57,6 +61,7 @@ def make_scores(**changes: Any) -> list[PairScore]:
                 "permuted_label_mean": 0.01,
                 "control_label_mean": 0.2,
                 "excess": float(np.nanmean(r)) - 0.2,
+                "excess_over_random": 0.1 * i - 0.03 * j,
                 "ridge": 0.0,
                 "label_r": r,
                 **(HITS if (source, target) == PAIR else {}),
@@ -128,7 +133,7 @@ def test_results_are_those_of_the_contract(results: Results) -> None:
     (precise,) = [pair["precision"] for pair in found["pairs"] if pair["precision"]]
     assert precise["influenced"] == {"1": 0.5, "3": 1.0, "5": 1.0, "n": 3}
     assert precise["influencing"] == {"1": None, "3": 1.0, "5": 1.0, "n": 3}
-    assert precise["macro"] is precise["baselines"] is None
+    assert precise["macro"]["1"] == 0.6 and precise["baselines"] is None
     pairs = [(pair["source"], pair["target"]) for pair in found["pairs"]]
     assert [(path["source"], path["target"]) for path in found["ridge_path"]] == pairs
     point = found["ridge_path"][0]["path"][1]
@@ -150,14 +155,14 @@ def test_scalars(results: Results) -> None:
     assert "val/influencing_1/city-country" not in results.scalars, "what is unknown is left out"
     assert not [key for key in results.scalars if re.search(r"[^\w/.-]", key)]
     first = list(results.scalars)[:8]
-    assert all(key.split("/")[1] in ("label_mean", "influenced_1") for key in first[:7])
+    assert all(key.split("/")[1] in FIRST_LOGGED for key in first)
 
 
 def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
     names = {table.name for table in results.tables}
     matrices = {"correlation_matrix", "std_matrix", "instance_matrix"}
-    others = {"summary", "pairs", "label_wise", "ridge_path", "influences", "subjects"}
-    assert names == matrices | others
+    others = {"summary", "pairs", "label_wise", "answers", "ridge_path", "influences", "weights"}
+    assert names == matrices | others | {"random_words_matrix", "subjects"}
     entries = results.values["pairs"]
     for row, entry in zip(cells(results, "pairs"), entries, strict=True):
         for key in ("label_mean", "control_label_mean", "excess", "ridge", "n_labels"):
@@ -176,33 +181,69 @@ def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
     assert [tuple(row.values()) for row in cells(results, "subjects")] == subjects
 
 
-def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results) -> None:
+def test_the_summary_ranks_pairs_above_random_words_and_is_the_headline(results: Results) -> None:
     rows = cells(results, "summary")
-    ranked = sorted(results.values["pairs"], key=lambda pair: -pair["excess"])
-    assert [(row["pair"], row["excess"]) for row in rows] == [
-        (f"{pair['source']}->{pair['target']}", pair["excess"]) for pair in ranked
+    ranked = sorted(make_scores(), key=lambda score: -(score.excess_over_random or 0))
+    assert [(row["pair"], row["excess_over_random"]) for row in rows] == [
+        (score.pair, score.excess_over_random) for score in ranked
     ]
-    assert [row["influenced_1"] for row in rows if row["pair"] == "city->country"] == [0.5]
+    assert [row["macro_1"] for row in rows if row["pair"] == "city->country"] == [0.6]
     assert [table.name for table in results.tables if table.headline] == ["summary"]
+    assert len(rows[0]) <= 8 and list(rows[0])[-1] == "control_label_mean"
+
+
+def test_answers_that_w_alone_gives_are_listed(results: Results) -> None:
+    rows = cells(results, "answers")
+    found = [(row["answer"], row["reference"], row["rank_W"], row["only_w"]) for row in rows]
+    assert found == [
+        ("Paris", "France", 1, False),
+        ("Rome", "Italy", 2, False),
+        ("Lyon", "France", 1, True),
+    ]
+
+
+BEST = {"best_macro_1": 0.5, "n_references": 9, "q": 0.5, "random_label_mean": 0.9}
 
 
 @pytest.mark.parametrize(
-    ("hit", "low", "ridge", "expected"),
+    ("numbers", "expected"),
     [
-        (0.6, 0.1, 0.0, []),
-        (0.6, -0.1, 0.0, ["vocabulary alone"]),
-        (0.25, 0.1, 0.0, ["imprecise", "set model.ridge to auto"]),
-        (0.25, -0.1, 1.0, ["imprecise", "set model.ridge 0", "vocabulary alone"]),
+        ({"above_best_macro_low": 0.1, "above_best_macro_high": 0.2}, "more than the vocabulary"),
+        ({"above_best_macro_low": -0.2, "above_best_macro_high": -0.1}, "less than the vocabulary"),
+        (
+            {"above_best_macro_low": -0.2, "above_best_macro_high": 0.1},
+            "no more than the vocabulary (95 %: −20 to +10 points)",
+        ),
+        (
+            {
+                "above_best_macro_low": -0.2,
+                "above_best_macro_high": 0.1,
+                "best_macro_baseline": "constant",
+            },
+            "no better than a constant answer",
+        ),
+        ({"n_references": 3}, "3 different answers are too few"),
     ],
 )
-def test_the_summary_says_where_w_is_imprecise_and_what_helps(
-    hit: float, low: float, ridge: float, expected: list[str]
-) -> None:
+def test_the_verdict_names_what_w_is_worth(numbers: dict[str, Any], expected: str) -> None:
     score = next(score for score in make_scores() if score.ends == PAIR)
-    score = replace(score, ridge=ridge, influenced_1=hit, above_best_baseline_low=low)
-    lines = make_results([score]).table("summary").note.split("\n")[:-1]
-    assert len(lines) == len(expected)
-    assert all(part in line for part, line in zip(expected, lines, strict=True))
+    best = BEST | {"best_macro_baseline": "causal_inner_product"}
+    first, alone, r, *others = make_results([replace(score, **best | numbers)]).verdict
+    name = "one constant answer" if "constant" in expected else "the nearest word"
+    start = f"city→country: W gives the right country for 60 % of answers (mean by country), {name}"
+    first = first.replace("\N{NO-BREAK SPACE}", " ")
+    assert first.startswith(f"{start} for 50 %: ") and expected in first
+    assert "for 1 of 3 answers (Lyon); the nearest word alone for 1." in alone
+    assert "no more than random words" in r
+    assert not others
+
+
+def test_the_verdict_says_what_helps() -> None:
+    score = next(score for score in make_scores() if score.ends == PAIR)
+    imprecise = replace(score, influenced_1=0.25, label_mean=0.9)
+    assert "try model.ridge auto" in make_results([imprecise]).verdict[-1]
+    at_edge = replace(imprecise, ridge=1e6)
+    assert "is 1e+06, the strongest that is tried" in make_results([at_edge]).verdict[-1]
 
 
 def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None:
@@ -260,4 +301,4 @@ def test_figures_are_limited_in_a_run_over_many_pairs() -> None:
     (score,) = [score for score in make_scores() if score.influenced_n]
     many = [replace(score, source=f"city{i}", label_mean=i / 100) for i in range(40)]
     drawn = [name for name in figure_names(make_results(many, path=[])) if "weights" in name]
-    assert drawn == [f"weights_city{i}-country" for i in range(39, 27, -1)]
+    assert drawn == [f"weights_city{i}-country" for i in range(12)]

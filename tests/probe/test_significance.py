@@ -27,7 +27,7 @@ FREE = ("pet",)
 def _run(
     folder: Path, n_subjects: int, **options: Any
 ) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
-    options = {"ridge": 0.0, "random_labels": 0, **options}
+    options = {"ridge": 0.0, **options}
     probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **options)
     trainer = quiet_trainer(folder)
     trainer.fit(
@@ -45,23 +45,25 @@ def found(
     return _run(tmp_path_factory.mktemp("runs"), 1000, knowledge=names, partial_out=["pet"])
 
 
-def test_findings_are_the_relations_of_the_world(found: Any) -> None:
+def test_findings_are_relations_of_the_world(found: Any) -> None:
+    """Most relations are of no more than words: the LM's states are small."""
     pairs = {(pair["source"], pair["target"]): pair for pair in found[0]["pairs"]}
     related = {pair for group in GROUPS for pair in permutations(group.split(), 2)}
     significant = {name for name, pair in pairs.items() if pair["q"] <= 0.01}
-    # r of continent->city is about that of the control prompt.
-    assert related - significant <= {("continent", "city")}
-    # Pets correlate weakly with companies by chance.
-    assert len(significant - related) <= 3
-    assert all(pairs[name]["label_mean"] < 0.12 for name in significant - related)
+    assert significant and significant <= related
     assert len(pairs) > 3 * len(related)
 
 
-def test_p_and_q_follow_from_excess_and_error(found: Any) -> None:
+def test_p_and_q_follow_from_r_above_random_words(found: Any) -> None:
     pairs = found[0]["pairs"]
-    p = [stats.norm.sf(pair["excess"] / pair["excess_error"]) for pair in pairs]
-    np.testing.assert_allclose([pair["p"] for pair in pairs], p, rtol=1e-8, atol=1e-300)
-    adjusted = stats.false_discovery_control(p, method="by")
+    for pair in pairs:
+        above = pair["excess_over_random_labels"]
+        half = (above["high"] - above["low"]) / 2
+        # Of few or many degrees of freedom.
+        z = above["mean"] / half
+        bounds = [stats.t.sf(z * stats.t.ppf(0.975, n), n) for n in (2, 10_000)]
+        assert min(bounds) - 1e-12 <= pair["p"] <= max(bounds) + 1e-12
+    adjusted = stats.false_discovery_control([pair["p"] for pair in pairs], method="by")
     np.testing.assert_allclose([pair["q"] for pair in pairs], adjusted, rtol=1e-8, atol=1e-300)
 
 
@@ -94,12 +96,10 @@ def test_errors_are_those_of_a_bootstrap_over_subjects(found: Any) -> None:
 
     drawn = [rng.integers(len(y), size=len(y)) for _ in range(200)]
     own = np.array([drawn_r(predicted, rows) for rows in drawn])
-    above = own - [drawn_r(controlled, rows) for rows in drawn]
     assert pair["label_mean"] == pytest.approx(mean_r(predicted, y), abs=1e-6)
     excess = mean_r(predicted, y) - mean_r(controlled, y)
     assert pair["excess"] == pytest.approx(excess, abs=1e-5)
     assert pair["label_error"] == pytest.approx(own.std(), rel=0.2)
-    assert pair["excess_error"] == pytest.approx(above.std(), rel=0.2)
 
 
 def test_partial_r_is_that_of_scikit_learn(found: Any) -> None:
@@ -122,7 +122,7 @@ def test_partial_r_is_that_of_scikit_learn(found: Any) -> None:
     assert pair["through_given"] == pytest.approx(1 - unique.sum() / np.sum(alone), abs=1e-6)
 
 
-def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_no_pair(
+def test_what_is_partialled_out_needs_no_pair(
     tmp_path: Path,
 ) -> None:
     options: dict[str, Any] = {"knowledge": ["country", "city"], "partial_out": ["pet"]}
@@ -133,10 +133,7 @@ def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_n
     }
     assert all(pair["partial_label_mean"] > 0.5 for pair in results["pairs"])
     for pair in results["pairs"]:
-        assert pair["excess"] is None
-        assert pair["excess_error"] == pair["label_error"]
-        p = stats.norm.sf(pair["label_mean"] / pair["label_error"])
-        assert pair["p"] == pytest.approx(p, rel=1e-8, abs=1e-300)
+        assert pair["excess"] is None and pair["label_error"] > 0
     trainer.test(probe, datamodule=trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
     assert probe.results is not None, "the fit has moments no more"
     assert {pair["partial_label_mean"] for pair in probe.results.values["pairs"]} == {None}

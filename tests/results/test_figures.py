@@ -55,7 +55,7 @@ def test_colours_mean_the_same_in_every_figure() -> None:
     assert negative[2] > negative[0] + 0.05, "negative r is blue"
     assert zero.min() > 0.93, "no r is white"
     bar = figure.axes[1]
-    assert bar.get_ylabel() == "label-wise Pearson r"
+    assert bar.get_ylabel() == "r per answer"
     assert bar.get_ylim() == (-1, 1)
 
 

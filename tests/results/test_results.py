@@ -45,6 +45,7 @@ def small_results() -> Results:
         {"name_or_path": "tiny-world"},
         {"ridge": 0.0},
         included=[callback, Results("silent")],
+        verdict=["It is so."],
     )
 
 
@@ -54,6 +55,7 @@ def test_results_json_is_the_contract_s() -> None:
         "study": "linear_probe",
         "schema": SCHEMA,
         "lm": {"name_or_path": "tiny-world"},
+        "verdict": ["It is so."],
         "versions": versions(),
         "n_fit": 3,
         "generalization": {"generalized": 0.5},
@@ -79,8 +81,8 @@ def test_results_json_is_the_contract_s() -> None:
             },
         ],
         "figures": [
-            {"name": "matrix", "caption": "All pairs."},
-            {"name": "edits", "caption": "Edits."},
+            {"name": name, "caption": caption, "draw": f"{__name__}:draw", "of": [], "options": {}}
+            for name, caption in (("matrix", "All pairs."), ("edits", "Edits."))
         ],
     }
     assert set(versions()) >= {"lincorr-lightning", "torch", "lightning", "transformers"}
