@@ -62,7 +62,7 @@ def cells(shape: tuple[int, int], **changes: Any) -> DataFrame:
     return DataFrame(rows + other).assign(**changes)
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (3, 16), (2, 1)])
+@pytest.mark.parametrize("shape", [(16, 16), (3, 16), (3, 9)])
 def test_w_stands_beside_the_nearest_word(shape: tuple[int, int]) -> None:
     frame = cells(shape)
     figure = weights_figure(frame, PAIR, LONG, 31.6, [0.8, 0.4], {})
