@@ -254,7 +254,7 @@ class LinearProbe(LMStudy):
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
         phase = "test" if self.trainer.testing else "val"
-        self.log(f"{phase}/label_mean", mean, prog_bar=True)
+        self.log(f"{phase}/label_mean", mean, prog_bar=True, logger=False)
         self._findings = ProbeFindings(
             phase=phase,
             scores=scores,

@@ -15,7 +15,12 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import (
+    CSVLogger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import as_output_error, check_writable, new_version
@@ -26,13 +31,14 @@ from lincorr_lightning.results.results import (
     Results,
     set_earlier_results_aside,
 )
-from lincorr_lightning.results.table import escape_markdown
+from lincorr_lightning.results.table import Table, escape_markdown
 
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
 MAX_TABLE_ROWS = 10_000  #: Rows of a table in loggers that have tables.
-MAX_SCALARS = 50
-"""Scalars of a run's end that loggers get, of which the first count most; tables have the rest."""
+MAX_NUMBERS = 50
+"""Numbers of a run's end that loggers get, of which the first count most; tables have the rest."""
+MAX_MEASURES = 5  #: Those of them that TensorBoard has beside the hyper-parameters.
 
 
 class RunFolder(L.Callback):
@@ -152,10 +158,12 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     """Write tables and figures to the run's folder, and log them, and scalars, with all loggers.
 
     All ranks call this. Rank 0 writes, except in a dry run; scalars are in
-    `Trainer.callback_metrics` on all of them. Tables and figures go to TensorBoard, to MLflow, and
+    `Trainer.callback_metrics` on all of them. A run has one of each: loggers get them as a table or
+    summary, and not as curves of one point. Tables and figures go to TensorBoard, to MLflow, and
     to any logger with the ``log_table`` and ``log_image`` of `WandbLogger`. Raises `OutputError`.
     """
-    log_scalars(trainer, results.scalars, at_most=MAX_SCALARS)
+    numbers = _finite(results.scalars)
+    trainer.callback_metrics.update({key: torch.tensor(value) for key, value in numbers.items()})
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
     keeper = _keeper(trainer)
@@ -164,62 +172,71 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
         keeper.figures_left -= len(figures)
     results = replace(results, figures=figures)
     results.write_parts(run_folder(trainer), None)
+    first = dict(islice(numbers.items(), MAX_NUMBERS))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
-                _log_to_tensorboard(logger.experiment, results, trainer.global_step)
+                measures = dict(islice(first.items(), MAX_MEASURES))
+                if measures:
+                    logger.log_hyperparams(dict(logger.hparams), measures)
+                _log_to_tensorboard(logger.experiment, results, first, trainer.global_step)
         elif isinstance(logger, MLFlowLogger):
+            logger.log_metrics(_mlflow_names(first), step=trainer.global_step)
             _log_to_mlflow(logger, results)
+        elif isinstance(logger, WandbLogger):
+            logger.experiment.summary.update(first)
+            _log_by_methods(logger, results, trainer.global_step)
         else:
+            logger.log_metrics(first, step=trainer.global_step)
             _log_by_methods(logger, results, trainer.global_step)
         logger.save()  # CSVLogger keeps scalars until then, and the Trainer saves it earlier
 
 
 def log_scalars(
-    trainer: L.Trainer,
-    scalars: Mapping[str, float | None],
-    step: int | None = None,
-    at_most: int | None = None,
+    trainer: L.Trainer, scalars: Mapping[str, float | None], step: int | None = None
 ) -> None:
-    """Send scalars to `Trainer.callback_metrics`, and the first of them to every logger.
+    """Send scalars of a step to `Trainer.callback_metrics`, and to every logger.
 
-    The latter makes them available to `EarlyStopping` and `ModelCheckpoint`, also without a logger;
+    The former makes them available to `EarlyStopping` and `ModelCheckpoint`, also without a logger;
     `LightningModule.log` is not available where callbacks and the ends of runs log. All ranks call
     this with the same numbers: monitors decide on every rank. None, NaN and infinity are left out.
     The step is by default the Trainer's global step.
     """
-    finite = {
-        key: float(value)
-        for key, value in scalars.items()
-        if value is not None and math.isfinite(value)
-    }
+    finite = _finite(scalars)
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in finite.items()})
-    if finite:
-        logged = dict(islice(finite.items(), at_most))
-        for logger in trainer.loggers:
-            names = map(_mlflow_name if isinstance(logger, MLFlowLogger) else str, logged)
-            named = dict(zip(names, logged.values(), strict=True))
-            logger.log_metrics(named, step=trainer.global_step if step is None else step)
+    for logger in trainer.loggers if finite else ():
+        named = _mlflow_names(finite) if isinstance(logger, MLFlowLogger) else finite
+        logger.log_metrics(named, step=trainer.global_step if step is None else step)
+
+
+def _finite(scalars: Mapping[str, float | None]) -> dict[str, float]:
+    known = ((key, value) for key, value in scalars.items() if value is not None)
+    return {key: float(value) for key, value in known if math.isfinite(value)}
 
 
 _WORDS = {"->": "to", "+": "plus", "*": "times"}
 
 
-def _mlflow_name(name: str) -> str:
+def _mlflow_names(numbers: Mapping[str, float]) -> dict[str, float]:
     """Write signs that `MLFlowLogger` would drop as words: no kind of knowledge has spaces."""
 
     def word(sign: re.Match[str]) -> str:
         return f" {_WORDS.get(sign[0]) or unicodedata.name(sign[0], hex(ord(sign[0]))).lower()} "
 
-    return re.sub(r"->|[^a-zA-Z0-9_/. -]", word, name)
+    return {re.sub(r"->|[^a-zA-Z0-9_/. -]", word, name): x for name, x in numbers.items()}
 
 
-def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
+def _log_to_tensorboard(
+    writer: Any, results: Results, numbers: Mapping[str, float], step: int
+) -> None:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     if results.verdict:
         writer.add_text("verdict", "\n\n".join(map(escape_markdown, results.verdict)), step)
-    for table in results.tables:
+    rows = list(numbers.items())
+    formats = {"value": ".4g"}
+    single = [Table.of("numbers", rows, ("number", "value"), formats=formats)] if rows else []
+    for table in (*single, *results.tables):
         first = table.first(MAX_TEXT_ROWS)
         text = "\n\n".join(filter(None, (first.caption, first.markdown(), first.note)))
         writer.add_text(f"tables/{table.name}", text, step)

@@ -229,7 +229,8 @@ def results(n_rows: int = 2) -> Results:
     rows = [[f"p{i}", i / 4] for i in range(n_rows)]
     table = Table.of("pairs", rows, ["pair", "r"], "Pairs.", "Read me.", formats={"r": ".2f"})
     figure = Figure("matrix", "All pairs.", lambda: MatplotlibFigure((3, 2), dpi=60))
-    return Results("study", {"n": 1}, {"test/r": 0.5, "test/none": float("nan")}, [table], [figure])
+    numbers = {"test/r": 0.5, "test/none": float("nan")}
+    return Results("study", {"n": 1}, numbers, [table], [figure], verdict=["It is so."])
 
 
 class Study(BoringModel):
@@ -256,11 +257,15 @@ def test_tensorboard(tmp_path: Path) -> None:
     trainer = run(TensorBoardLogger(tmp_path), tmp_path, found)
     events = EventAccumulator(str(trainer.log_dir)).Reload()
     logged = {*events.Tags()["scalars"]} & found.scalars.keys()
-    assert len(logged) == module.MAX_SCALARS and "test/r/000" in logged
+    assert logged == {"test/r", *(f"test/r/{i:03}" for i in range(4))}, "those of HPARAMS alone"
     assert float(trainer.callback_metrics["test/r/129"]) == 129 / 8, "monitors have all"
     (scalar,) = events.Scalars("test/r")
-    assert (scalar.step, scalar.value) == (2, 0.5)
-    assert "test/none" not in events.Tags()["scalars"]
+    assert scalar.value == 0.5
+    assert "_hparams_/session_start_info" in events.summary_metadata
+    text = events.Tensors("tables/numbers/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| test/r | 0.5 |" in text and text.count("\n") == 51 and "test/none" not in text
+    text = events.Tensors("verdict/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text == "It is so."
     (logged,) = events.Images("figures/matrix")
     png = (run_folder(trainer) / "figures/matrix.png").read_bytes()
     pixels = [np.asarray(Image.open(io.BytesIO(one))) for one in (logged.encoded_image_string, png)]
@@ -278,11 +283,18 @@ def test_csv(tmp_path: Path) -> None:
     assert [(row["step"], float(row["test/r"])) for row in rows] == [("2", 0.5)]
 
 
-class WandbStandIn(DummyLogger):
+class WandbStandIn(WandbLogger):
     """Records what `WandbLogger`'s methods of the same signatures are given."""
 
+    name = version = save_dir = property(lambda self: None)
+    experiment = property(lambda self: SimpleNamespace(summary=self.summary))
+
+    def log_hyperparams(self, params: Any) -> None: ...
+
+    def finalize(self, status: str) -> None: ...
+
     def __init__(self) -> None:
-        super().__init__()
+        self.summary: dict[str, float] = {}
         self.metrics: list[tuple[dict[str, float], int | None]] = []
         self.tables: dict[str, tuple[list[str], list[list[Any]], int | None]] = {}
         self.images: dict[str, tuple[list[Any], list[str], int | None]] = {}
@@ -319,7 +331,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with drawn_figures():
         run(logger, tmp_path, replace(found, tables=[*found.tables, gaps]))
     assert logger.tables.pop("tables/gaps") == (["pair", "n"], [["a", 3], ["b", None]], 2)
-    assert ({"test/r": 0.5}, 2) in logger.metrics
+    assert logger.summary == {"test/r": 0.5} and not logger.metrics
     assert logger.tables == {
         "tables/pairs": (["pair", "r"], [["p0", 0.0], ["p1", 0.25], ["p2", 0.5]], 2)
     }
