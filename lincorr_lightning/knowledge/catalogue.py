@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.errors import KnowledgeError, listed
 from lincorr_lightning.knowledge import yaml_file
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_reference
 from lincorr_lightning.knowledge.schema import FAMILIES, Knowledge, Relation
@@ -40,9 +40,14 @@ class Catalogue(dict[str, Knowledge]):
         return _catalogue([*built_in_files().values(), *map(read_knowledge_file, extra_files)])
 
     def __missing__(self, name: str) -> Knowledge:
-        known = ("all", *FAMILIES, *self)
-        hint = yaml_file.suggest(name, known, f" Known: {', '.join(known)}.")
-        raise KnowledgeError(f"there is no knowledge {name!r}.{hint}")
+        hint = yaml_file.suggest(name, ("all", *FAMILIES, *self))
+        # Families stand for the rest, which `lincorr audit` shows.
+        own = [k.name for k in self.values() if (k.family, k.language) == ("attribute", "en")]
+        known = ("all", *FAMILIES, *own)
+        raise KnowledgeError(
+            f"there is no knowledge {name!r}.{hint} Known: {listed(known, 60)}; `lincorr audit` "
+            "shows all."
+        )
 
     def relation(self, name: str) -> Relation:
         """Return an ordered pair, such as ``city->country``, with its reference.

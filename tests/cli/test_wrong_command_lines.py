@@ -59,15 +59,24 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
         "--config {t}/callback.yaml",
         "(in {t}/callback.yaml); did you mean trainer.callbacks.relation?",
     ),
+    (PROBE, "--ridge 0", "there is no option ridge; did you mean model.ridge?"),
+    (PROBE, "--devices=2", "did you mean trainer.devices?"),
+    (PROBE, "--model.knowledge city country", 'quotes: --model.knowledge "[city, country]"'),
+    ("fit linear_probe", "", "Did you mean --config configs/linear_probe.yaml?"),
     # Classes
     (PROBE, "--model LinearPrope", "LinearPrope; did you mean LinearProbe"),
     (PROBE, "--data EditsDataModule", "Use --data SubjectsDataModule"),
     # Types and choices
     (PROBE, "--model.ridge abc", "model.ridge is abc; it must be a number or auto."),
     (PROBE, "--model.lm.dtype float8", "model.lm.dtype is float8; it must be auto, float32"),
-    (PROBE, "--model.lm 3", "model.lm: Unable to load config"),
+    (PROBE, "--model.lm 3", "model.lm.name_or_path 3"),
     # Knowledge and LMs
     (PROBE, "--config {t}/lm.yaml --model.knowledge=[city,sport]", "'sport'"),
+    (
+        PROBE,
+        "--model.knowledge=[city,cuntry]",
+        "'country' or 'country_zh' or 'country_ja'? Known: all",
+    ),
     (
         PROBE,
         "--model.knowledge=[city,color] --model.require_reference=[city->color]",
@@ -81,6 +90,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.max_epochs -1", "trainer.max_epochs is -1"),
     (FINETUNE, "--data.n_edits null", "data.edits_file is null"),
     (ABLATION, "--trainer.limit_train_batches 9", "networks are compared after all phases"),
+    (PROBE, "--trainer.accelerator mps", "trainer.accelerator is mps, and torch"),
     # What Lightning refuses: making the Trainer, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
     (
