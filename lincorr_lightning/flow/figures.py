@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from lincorr_lightning.flow.effects import compare_cuts
-from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, FlowGraph
+from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
 from lincorr_lightning.results.table import short_name
@@ -41,15 +41,27 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
 
 
 def flow_figure(
-    graphs: Sequence[FlowGraph], title: str, names: Mapping[str, str], lm: str
+    edges: DataFrame, flow: str, starts: Sequence[str], names: Mapping[str, str], lm: str
 ) -> Figure:
     """Draw where one feature, or those of two answers, come from and go to.
 
     There is a row of boxes for each residual stream, the last one on top, and below each a row for
-    the outputs of the layer's attention and MLP. `names` are those of features, by their ids.
+    the outputs of the layer's attention and MLP. `edges` is the table ``flow_edges``, `starts` are
+    the features of the flow, and `names` those of features, by their ids.
     """
-    starts = {graph.start for graph in graphs}
-    edges = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}
+    rows = edges[edges["flow"] == flow]
+    graphs = [
+        FlowGraph(
+            Feature.named(start),
+            tuple(
+                Edge(Feature.named(edge.source), Feature.named(edge.target), edge.cosine)
+                for edge in rows[rows["start"] == start].itertuples()
+            ),
+        )
+        for start in starts
+    ]
+    title = flow_title(flow)
+    lines = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}
     positions = _positions(graphs)
     shared = {f for f in positions if sum(f in graph.features for graph in graphs) > 1}
     notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
@@ -66,7 +78,7 @@ def flow_figure(
     for y, at in {y: feature.hook_point for feature, (_, y) in positions.items()}.items():
         row = f"layer {at.layer}\n{'residual' if at.kind == 'residual' else 'outputs'}"
         axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
-    for (source, target), edge in edges.items():
+    for (source, target), edge in lines.items():
         colour = _KIND_COLOURS[source.hook_point.kind]
         (x, y), (far_x, far_y) = positions[source], positions[target]
         width = 0.6 + 3 * max(edge.cosine, 0) ** 2
@@ -89,12 +101,17 @@ def flow_figure(
             text += "\n" + " → ".join(plots.legible(names[feature.id].split(" → "), 11))
         box = {
             "boxstyle": "round,pad=0.35",
-            "linewidth": 2.6 if feature in starts else 1.0,
+            "linewidth": 2.6 if feature.id in starts else 1.0,
             "facecolor": "#F3EBC8" if feature in shared else "white",
             "edgecolor": _KIND_COLOURS[feature.hook_point.kind],
         }
         axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
     return figure
+
+
+def flow_title(flow: str) -> str:
+    """Return the title of the flow of a feature's id, or of two answers, as ``Rome->Italy``."""
+    return f"Flow of {flow.replace('->', ' and ') if '->' in flow else f'feature {flow}'}"
 
 
 def _positions(graphs: Sequence[FlowGraph]) -> dict[Feature, tuple[float, float]]:

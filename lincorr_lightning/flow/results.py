@@ -4,9 +4,8 @@ Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from pandas import DataFrame
@@ -25,7 +24,7 @@ from lincorr_lightning.flow.text_statistics import (
 )
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, number
+from lincorr_lightning.results.table import Table, number, percent, show
 from lincorr_lightning.sae.hook_points import KINDS
 
 Flows = Mapping[str, Sequence[FlowGraph]]
@@ -62,6 +61,7 @@ def feature_flow_results(
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
     best = best_steering(points.frame)
+    edges = _edges_table(flows)
     tables = [
         _groups_table(groups),
         _summary_table(by_method),
@@ -69,7 +69,7 @@ def feature_flow_results(
         *(() if relation is None else _relation_tables(relation)),
         _steering_table(best, points),
         points,
-        _edges_table(flows),
+        edges,
         Table.of("group_pairs", pairs, GroupPair, "Features of a group that are in another, too."),
         Table.of(
             "cosine_tests", tests, CosineTest, "Cosines to predecessors, of two groups' features."
@@ -79,8 +79,8 @@ def feature_flow_results(
     drawn = []
     if len(effects):
         caption = "Features switched off with their predecessors."
-        draw = partial(figures.deactivation_figure, effects.frame, lm)
-        drawn.append(Figure("deactivation", caption, draw))
+        draw = figures.deactivation_figure
+        drawn.append(Figure("deactivation", caption, draw, [effects], {"lm": lm}))
     values = {
         "n_texts": statistics.n_texts,
         "n_tokens": statistics.n_tokens,
@@ -97,8 +97,26 @@ def feature_flow_results(
         values,
         _scalars(values),
         tables=[table for table in tables if len(table)],
-        figures=[*drawn, *_flow_figures(flows, statistics, lm)],
+        figures=[*drawn, *_flow_figures(flows, edges, statistics, lm)],
+        verdict=list(_verdict(values)),
     )
+
+
+def _verdict(values: Mapping[str, Any]) -> Iterator[str]:
+    for method, effect in values["deactivation"].items():
+        off, control = effect["matched_success"], effect["random_success"]
+        if off is not None and control is not None:
+            yield (
+                f"Features go out with their predecessors by {method} in {percent(off)} of cases, "
+                f"with as many other active features in {percent(control)}."
+            )
+    for strategy, best in values["steering"].items():
+        score, other = best["score"], best["control_score"]
+        if score is not None and other is not None:
+            yield (
+                f"Steering by {strategy} scores {show(score, '.2f')} at its best strength, other "
+                f"features {show(other, '.2f')}."
+            )
 
 
 def _records(frame: DataFrame) -> list[dict[str, Any]]:
@@ -178,14 +196,15 @@ def _steering_table(best: DataFrame, points: Table) -> Table:
 
 def _edges_table(flows: Flows) -> Table:
     edges = [
-        (name, edge.source.id, edge.target.id, edge.cosine)
+        (name, graph.start.id, edge.source.id, edge.target.id, edge.cosine)
         for name, graphs in flows.items()
-        for edge in sorted({edge for graph in graphs for edge in graph.edges})
+        for graph in graphs
+        for edge in graph.edges
     ]
     return Table.of(
         "flow_edges",
         edges,
-        ["flow", "source", "target", "cosine"],
+        ["flow", "start", "source", "target", "cosine"],
         "Flows that are drawn: features, where they come from, and the cosine of both.",
         formats={"cosine": ".2f"},
     )
@@ -254,10 +273,16 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     )
 
 
-def _flow_figures(flows: Flows, statistics: TextStatistics, lm: str) -> Iterable[Figure]:
+def _flow_figures(
+    flows: Flows, edges: Table, statistics: TextStatistics, lm: str
+) -> Iterable[Figure]:
     files = safe_names(flows)
     for name, graphs in flows.items():
-        names = statistics.names(feature for graph in graphs for feature in graph.features)
-        title = f"Flow of {name.replace('->', ' and ') if '->' in name else f'feature {name}'}"
-        draw = partial(figures.flow_figure, graphs, title, names, lm)
-        yield Figure(f"flow_{files[name]}", f"{title}.", draw)
+        options = {
+            "flow": name,
+            "starts": [graph.start.id for graph in graphs],
+            "names": statistics.names(feature for graph in graphs for feature in graph.features),
+            "lm": lm,
+        }
+        title = figures.flow_title(name)
+        yield Figure(f"flow_{files[name]}", f"{title}.", figures.flow_figure, [edges], options)

@@ -1,11 +1,12 @@
 """Figures of token geometry."""
 
+from collections.abc import Sequence
+
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results import plots
 
 _NAMES = {
@@ -16,24 +17,26 @@ _NAMES = {
 }
 
 
-def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figure:
+def profiles_figure(
+    layers: DataFrame, shown: Sequence[str], n_prompts: int, n_tokens: int, lm: str
+) -> Figure:
     """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level.
 
-    `means` are those over prompts, by ``key``, ``shuffle`` and ``layer``.
+    `layers` is the table of that name; `shown` are the keys of the panels, such as ``overlap k=2``.
     """
-    n = profiles.n_prompts
-    prompts = f"{n:,} prompt{'s' if n != 1 else ''} of {profiles.settings.n_tokens:,} tokens"
-    frame = means[means["key"].isin(profiles.shown)]
-    frame = frame.sort_values("key", key=lambda keys: keys.map(profiles.shown.index), kind="stable")
+    keys = (layers["observable"] + " " + layers["setting"].fillna("")).str.strip()
+    frame = layers.assign(key=keys)[keys.isin(shown)]
+    frame = frame.sort_values("key", key=lambda key: key.map(list(shown).index), kind="stable")
     frame = frame.assign(
         low=frame["mean"] - frame["std"],
         high=frame["mean"] + frame["std"],
-        level=[_level_name(level, profiles.settings.n_tokens) for level in frame["shuffle"]],
+        level=[_level_name(level, n_tokens) for level in frame["shuffle"]],
         panel=[_title(key) for key in frame["key"]],
     )
     levels = frame["level"].unique()
     # From dark to light, distinct in grey as well.
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(levels)))
+    prompts = f"{n_prompts:,} prompt{'s' if n_prompts != 1 else ''} of {n_tokens:,} tokens"
     return plots.curves(
         frame,
         "layer",

@@ -3,9 +3,8 @@
 Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pandas import DataFrame
 from lincorr_lightning.geometry import figures as draw
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, column, number, short_name
+from lincorr_lightning.results.table import Mean, Table, column, number, percent, short_name, show
 
 _MIN_POINTS = 4  # Fisher's interval needs as many
 
@@ -106,10 +105,42 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
         Table.of("dimension_loss", dimension_loss, DimensionLoss, r),
         *_prompt_tables(profiles, means),
     ]
-    by_layer = partial(draw.profiles_figure, profiles, means, short_name(lm))
+    options = {
+        "shown": list(profiles.shown),
+        "n_prompts": profiles.n_prompts,
+        "n_tokens": settings.n_tokens,
+        "lm": short_name(lm),
+    }
     caption = "Intrinsic dimension, overlap, cosine and angle by layer"
-    figures = [Figure("profiles", caption, by_layer)]
-    return Results("token_geometry", values, scalars, tables, figures)
+    by_layer = [table for table in tables if table.name == "layers"]
+    figures = [Figure("profiles", caption, draw.profiles_figure, by_layer, options)]
+    verdict = list(_verdict(levels, settings.range_scalings[0], dimension_loss, len(layers)))
+    return Results("token_geometry", values, scalars, tables, figures, verdict=verdict)
+
+
+def _verdict(
+    levels: Sequence[dict[str, Any]], n2: int, losses: Sequence[DimensionLoss], n_layers: int
+) -> Iterator[str]:
+    written, *_, shuffled = levels if len(levels) > 1 else [*levels, *levels]
+    dimension = written["dimension"][str(n2)]
+    peak = int(np.argmax([value or 0 for value in dimension]))
+    if dimension[peak] is not None:
+        yield (
+            f"The tokens of a text span {show(dimension[peak], '.1f')} dimensions at most, in "
+            f"layer {peak + 1} of {n_layers}, and {show(dimension[-1], '.1f')} in the last."
+        )
+    if shuffled is not written:
+        highest = max(value or 0 for value in shuffled["dimension"][str(n2)])
+        yield f"With every token shuffled it is {show(highest, '.1f')} at most."
+    at = [row for row in losses if (row.shuffle, row.layer, row.n2) == (0, peak + 1, n2)]
+    if at and at[0].pearson is not None:
+        low, high = at[0].low or 0, at[0].high or 0
+        tells = "says nothing" if low <= 0 <= high else "goes with the loss"
+        interval = f"{show(low, '.2f')} to {show(high, '.2f')}"
+        yield (
+            f"There it {tells}: r of both logarithms {show(at[0].pearson, '.2f')} over prompts "
+            f"({percent(0.95)}: {interval})."
+        )
 
 
 def layer_means(profiles: TokenProfiles) -> DataFrame:

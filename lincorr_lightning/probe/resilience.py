@@ -1,10 +1,11 @@
 """How well linear maps of one LM hold on another one (paper, section 4.2; figures 8, 9, 19-21)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
-from lincorr_lightning.functional.significance import weight_cosine
+from lincorr_lightning.functional.significance import mean_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
@@ -29,7 +30,15 @@ from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.probe.accumulation import HalfMoments
 from lincorr_lightning.probe.results import Matrix, pair_matrices
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Table, column, columns_of, short_name
+from lincorr_lightning.results.table import (
+    Table,
+    clean,
+    column,
+    columns_of,
+    percent,
+    short_name,
+    show,
+)
 from lincorr_lightning.study import LMStudy, as_settings
 
 _MIN_R = 0.2  # below this r a fraction of it means nothing
@@ -370,4 +379,30 @@ def resilience_results(
         scalars={f"test/{name}": value for name, value in mean.items() if value is not None},
         tables=[summary, every, *(table for table, _ in matrices)],
         figures=[figure for _, figure in matrices],
+        verdict=list(_verdict(pairs)),
     )
+
+
+def _verdict(pairs: Sequence[PairResilience]) -> Iterator[str]:
+    known = [one for one in pairs if one.kept is not None]
+    both = [(one.kept or 0, one.random_kept) for one in known if one.random_kept is not None]
+    if both:
+        share, words = map(fmean, zip(*both, strict=True))
+        low, high = mean_interval(torch.tensor([kept - other for kept, other in both]))
+        ends = f"{show(100 * low, '+.0f')} to {show(100 * high, '+.0f')} points"
+        more = f"{'more' if low > 0 else 'no more'} than random words ({percent(0.95)}: {ends})"
+        yield (
+            f"The old maps keep {percent(share)} of r, a mean over {len(both)} pairs, and maps of "
+            f"random words {percent(words)}: "
+            f"{'too few pairs to tell them apart' if math.isnan(low) else more}."
+        )
+    elif known:
+        mean = fmean(one.kept or 0 for one in known)
+        yield f"The old maps keep {percent(mean)} of r, a mean over {len(known)} pairs."
+    ranked = sorted(known, key=lambda one: one.kept or 0)
+    if len(ranked) > 1:
+        first, last = ranked[0], ranked[-1]
+        yield clean(
+            f"Least is kept of {first.source}->{first.target} ({percent(first.kept)}), most of "
+            f"{last.source}->{last.target} ({percent(last.kept)})."
+        )

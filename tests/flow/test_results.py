@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pandas import DataFrame
 
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.effects import best_steering, summarize_cuts
@@ -205,7 +206,8 @@ def test_tables_hold_the_measurements(results: Results) -> None:
         ["Rome", "Italy", "", ""],
     ]
     edges = results.table("flow_edges").frame
-    assert len(edges) == 3 + 3 + 1 and set(edges["flow"]) == {"Paris->France"}
+    assert len(edges) == 4 + 4 and set(edges["flow"]) == {"Paris->France"}
+    assert len(edges[["source", "target"]].drop_duplicates()) == 3 + 3 + 1, "one is in both"
 
 
 def test_scalars_leave_out_what_is_not_known(results: Results) -> None:
@@ -238,14 +240,14 @@ def _shown(figure) -> str:
 
 
 def test_figures_name_an_lm_by_the_last_part_of_its_folder(results: Results) -> None:
-    drawn = {each.name: each.draw() for each in results.figures}
+    drawn = {each.name: each.matplotlib() for each in results.figures}
     assert set(drawn) == {"deactivation", "flow_Paris-France"}
     for figure in drawn.values():
         assert "my-lm" in _shown(figure) and "some/where" not in _shown(figure)
 
 
 def test_a_figure_shows_means_at_the_lowest_r(results: Results) -> None:
-    figure = results.figure("deactivation").draw()
+    figure = results.figure("deactivation")
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == pytest.approx([(0.5 * 30 + 0.2 * 10) / 40, 0.9])
     assert "r = 0)" in _shown(figure)
@@ -254,7 +256,14 @@ def test_a_figure_shows_means_at_the_lowest_r(results: Results) -> None:
 def test_boxes_of_a_flow_mark_starts_and_shared_features() -> None:
     graphs = [_graph(1), _graph(2)]
     names = {f.id: f"a rather long name → next {f.index}" for g in graphs for f in g.features}
-    (axes,) = flow_figure(graphs, "Flow of two", names, "some-lm").axes
+    edges = [
+        ("a->b", graph.start.id, edge.source.id, edge.target.id, edge.cosine)
+        for graph in graphs
+        for edge in graph.edges
+    ]
+    frame = DataFrame(edges, columns=["flow", "start", "source", "target", "cosine"])
+    starts = [graph.start.id for graph in graphs]
+    (axes,) = flow_figure(frame, "a->b", starts, names, "some-lm").axes
     boxes = {
         text.get_text().split("\n")[0]: text.get_bbox_patch()
         for text in axes.texts

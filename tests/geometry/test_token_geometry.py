@@ -159,7 +159,7 @@ def test_the_figure_has_the_means(finished):
     profiles, folder, results = finished
     assert [p.stem for p in (folder / "figures").iterdir()] == ["profiles"]
     keys = ["dimension n2=2", "overlap k=2", "cosine_mean", "angle_mean"]
-    for axes, key in zip(results.figure("profiles").draw().axes, keys, strict=True):
+    for axes, key in zip(results.figure("profiles").axes, keys, strict=True):
         curves = [line.get_ydata() for line in axes.get_lines()]
         assert np.array(curves) == pytest.approx(cube(profiles, key).mean(0))
 
