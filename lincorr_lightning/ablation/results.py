@@ -5,17 +5,39 @@ Imported at the end of a run only, since it takes pandas and matplotlib.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 
-from pandas import DataFrame, concat
+from pandas import DataFrame
 
 from lincorr_lightning.ablation.datamodule import PairedCorpus
+from lincorr_lightning.ablation.figures import mappings_figure
 from lincorr_lightning.ablation.networks import Shares
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
-from lincorr_lightning.results.plots import BLUE, History, bars, training_curves
+from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, column, number, short_name
+from lincorr_lightning.results.table import (
+    History,
+    Mean,
+    Table,
+    clean,
+    column,
+    columns_of,
+    history_table,
+    number,
+    percent,
+    short_name,
+)
+
+_SUMMARY = (
+    "mapping",
+    "source_learned",
+    "generalized",
+    "macro_generalized",
+    "macro_causal_inner_product",
+    "majority",
+    "uncomposed",
+    "paper",
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +48,7 @@ class MappingScores:
     n_seeds: int = column("seeds")
     source_learned: float = column("learned", ".0%")
     generalized: float = column(format=".0%")
-    macro_generalized: float = column("macro", ".0%")  #: Mean over the answers that are taught.
+    macro_generalized: float = column("by answer", ".0%")  #: Mean over the answers that are taught.
     std: float | None = column("std", ".0%")
     """Standard deviation of `generalized` over seeds; None of one seed."""
     uncomposed: float | None = column("without paired texts", ".0%")
@@ -35,11 +57,11 @@ class MappingScores:
     unrestricted: float = column("best of all candidates", ".0%")
     says_source: float = column("answers the source", ".0%")
     random: float = column("chance", ".0%")
-    majority: float = column("most frequent answer", ".0%")
+    majority: float = column("constant answer", ".0%")
     nearest: float = column("nearest word, cosine", ".0%")
-    macro_nearest: float = column("the same, macro", ".0%")
-    causal_inner_product: float = column("nearest word", ".0%")
-    macro_causal_inner_product: float = column("nearest word, macro", ".0%")
+    macro_nearest: float = column("the same, by answer", ".0%")
+    causal_inner_product: float = column("nearest word, all", ".0%")
+    macro_causal_inner_product: float = column("nearest word", ".0%")
     upper_bound: float = column("upper bound", ".0%")
     """The most that can be right for who knows the source answer only."""
     paper: float | None = column(format=".0%")  #: `generalized` with the vocabulary of Llama-3.
@@ -78,6 +100,7 @@ def ablation_results(
     for key, points in history.items():
         _, phase, quantity, mapping = key.split("/")
         curves[f"{phase}: {quantity.replace('_', ' ')}/{mapping}"] = points
+    tables = {table.name: table for table in _tables(corpus, lm, summary, runs, cases, curves)}
     return Results(
         "vocabulary_ablation",
         values={
@@ -92,9 +115,27 @@ def ablation_results(
             "n_target_labels": len(corpus.labels.target_domain),
             "embedding": {"key": embedding.stored.key, "shape": list(embedding.weight.shape)},
         },
-        tables=list(_tables(corpus, lm, summary, runs, cases)),
-        figures=list(_figures(relation, lm, corpus.n_new, DataFrame(summary), curves)),
+        tables=list(tables.values()),
+        figures=list(_figures(relation, lm, corpus.n_new, tables)),
         lm=embedding.stored.info,
+        verdict=[_sentence(relation, scores) for scores in summary],
+    )
+
+
+def _sentence(relation: str, scores: MappingScores) -> str:
+    nulls = {
+        "the nearest word": scores.macro_causal_inner_product,
+        "one constant answer": scores.majority,
+    }
+    best = max(nulls, key=lambda name: nulls[name])
+    seeds = f"mean of {scores.n_seeds} seeds" if scores.n_seeds > 1 else "one seed"
+    without = ""
+    if scores.uncomposed is not None:
+        without = f"; without paired texts it gives {percent(scores.uncomposed)} of all"
+    return clean(
+        f"{relation}, {scores.mapping}: the network gives the right answer for "
+        f"{percent(scores.macro_generalized)} of new subjects (by answer, {seeds}), {best} for "
+        f"{percent(nulls[best])}{without}."
     )
 
 
@@ -104,17 +145,24 @@ def _tables(
     summary: Sequence[MappingScores],
     runs: DataFrame,
     cases: Iterable[Mapping[str, str | bool]],
+    history: History,
 ) -> Iterator[Table]:
+    _, headings, all_formats = columns_of(MappingScores)
     yield Table.of(
         "summary",
-        summary,
+        [asdict(scores) for scores in summary],
+        _SUMMARY,
+        f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, means over "
+        "seeds",
+        "By answer: mean over answers, as that of the nearest word in the head. Constant answer: "
+        "the right one of most new subjects. Paper: vocabulary of Llama-3.",
         headline=True,
-        caption=f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, "
-        "means over seeds",
-        note="Macro: mean over answers. Std: over seeds. Most frequent answer: the right answer of "
-        "most new subjects. Upper bound: the most that can follow from the source answer. Paper: "
-        "vocabulary of Llama-3.",
+        headings=headings,
+        formats=all_formats,
     )
+    yield Table.of("mappings", summary, MappingScores, "Every score of every mapping")
+    if history:
+        yield history_table(history)
     formats = dict.fromkeys(runs.columns[3:], ".1%")
     yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats).sampled(
         "seed", **{share: Mean(share, where={"composed": True}) for share in formats}
@@ -145,40 +193,15 @@ def _summarize(
     )
 
 
-def _figures(
-    relation: str, lm: str, n_new: int, summary: DataFrame, curves: History
-) -> Iterator[Figure]:
-    n_seeds = summary["n_seeds"][0]
-    spread = f"mean and std of {n_seeds} seeds" if n_seeds > 1 else "one seed"
-    composed = summary.assign(share=summary["generalized"], phase="after paired texts")
-    without = summary.assign(share=summary["uncomposed"], phase="without paired texts")
-    frame = concat([composed, without.assign(std=None, paper=None)]).dropna(subset=["share"])
-    draw_bars = partial(
-        bars,
-        frame,
-        "mapping",
-        "share",
-        "phase",
-        title=f"{relation}: generalized",
-        subtitle=f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
-        f"{spread}",
-        error="std",
-        marks={
-            "majority": "most frequent answer",
-            "random": "chance",
-            "paper": "paper (Llama-3)",
-            "causal_inner_product": "nearest word",
-        },
-        colours={"after paired texts": BLUE, "without paired texts": "#9DC3E6"},
-    )
-    draw_curves = partial(
-        training_curves,
-        curves,
-        f"{relation}: composed from the vocabulary of {lm}",
-        "share of the new subjects (compose: of the paired texts)",
-    )
+def _figures(relation: str, lm: str, n_new: int, tables: Mapping[str, Table]) -> Iterator[Figure]:
     caption = f"{relation}: share of the new subjects that are generalized, by mapping"
-    yield Figure("generalization", caption, draw_bars)
-    if curves:
+    options = {"relation": relation, "lm": lm, "n_new": n_new}
+    mappings = [tables["mappings"]]
+    yield Figure("generalization", caption, mappings_figure, mappings, options)
+    if "history" in tables:
+        options = {
+            "title": f"{relation}: composed from the vocabulary of {lm}",
+            "subtitle": "share of the new subjects (compose: of the paired texts)",
+        }
         caption = f"{relation}: shares during training, by phase and mapping"
-        yield Figure("training", caption, draw_curves)
+        yield Figure("training", caption, training_curves, [tables["history"]], options)

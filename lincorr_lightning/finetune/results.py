@@ -15,7 +15,7 @@ from lincorr_lightning.finetune.edits import ResolvedEdits, skip_counts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, column, columns_of
+from lincorr_lightning.results.table import Mean, Table, column, columns_of, history_table
 
 _OUTCOMES = [outcome.value for outcome in Outcome]
 OUTCOME_MEANS: Mapping[str, Mean] = {
@@ -325,7 +325,12 @@ def _training_figure(
     return Figure(
         "training",
         "Outcomes, probabilities and correlations in the course of training.",
-        partial(training_curves, curves, f"Training on edits of {relation}", subtitle),
+        partial(
+            training_curves,
+            history_table(curves).frame,
+            f"Training on edits of {relation}",
+            subtitle,
+        ),
     )
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
+import numpy.typing as npt
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -48,8 +50,6 @@ _FONTS = (
 _MAX_MARKERS = 30
 _DASHES = "--", ":", "-", (0, (3, 1, 1, 1))
 _LONGEST = 40  # characters of a name in a legend
-# Keeps lines out of a number.
-_HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
 def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
@@ -268,6 +268,7 @@ def bars(
     figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
     number = "{:.0%}" if percent else "{:.2f}"
+    highest = float(np.nanmax(frame[[y, *(marks or {})]].to_numpy(float), initial=0.0))
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
         at = np.array([groups.index(value) for value in rows[x]], dtype=float)
@@ -281,7 +282,7 @@ def bars(
             yerr=None if error is None else rows[error].to_numpy(float),
             error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
         )
-        axes.bar_label(drawn, fmt=number, padding=3, fontsize=8, color=INK, bbox=_HALO)
+        _label_bars(axes, drawn, rows[[*(marks or {})]].to_numpy(float), highest, number)
         for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
             axes.hlines(
                 rows[mark],
@@ -300,6 +301,27 @@ def bars(
     axes.margins(y=0.12)
     legend_below(figure, [axes])
     return figure
+
+
+def _label_bars(
+    axes: Axes, bars: BarContainer, marks: npt.NDArray[np.float64], highest: float, form: str
+) -> None:
+    """Write the height of each bar above it, and above marks that would cross the number."""
+    for bar, of_bar in zip(bars, marks, strict=True):
+        y = bar.get_height()
+        for mark in sorted(of_bar[~np.isnan(of_bar)]):
+            if y - 0.02 * highest <= mark < y + 0.09 * highest:
+                y = float(mark)
+        axes.annotate(
+            form.format(bar.get_height()),
+            (bar.get_x() + bar.get_width() / 2, y),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=INK,
+        )
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -327,31 +349,21 @@ def _legend_columns(names: Sequence[Any], width: float) -> int:
     return max(1, int((width - 0.3) / (0.07 * min(longest, _LONGEST) + 0.45)))
 
 
-History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
+def training_curves(history: DataFrame, title: str, subtitle: str = "") -> Figure:
+    """Draw a `history_table`: scalars over the step, with a panel for each group of log keys.
 
-
-def training_curves(history: History, title: str, subtitle: str = "") -> Figure:
-    """Draw scalars over the step, with a panel for each group of log keys.
-
-    The part of a key before its first ``/`` is its group. Values that are not finite are left out.
+    The part of a key before its first ``/`` is its group.
     """
-    from pandas import DataFrame
-
-    rows = [
-        (key.partition("/")[0], key.partition("/")[2] or key, step, value)
-        for key, curve in history.items()
-        for step, value in curve
-        if math.isfinite(value)
-    ]
-    points = DataFrame(rows, columns=["group", "name", "step", "value"])
+    parts = [key.partition("/") for key in history["key"]]
+    group, name = [first for first, *_ in parts], [last or first for first, _, last in parts]
     return curves(
-        points,
+        history.assign(group=group, name=name),
         "step",
         "value",
         "name",
-        "group" if rows else None,
+        "group" if len(history) else None,
         title=title,
-        subtitle=subtitle if rows else "nothing was logged",
+        subtitle=subtitle if len(history) else "nothing was logged",
         labels=("step", ""),
     )
 

@@ -229,6 +229,21 @@ class Table:
         }
 
 
+History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
+
+
+def history_table(history: History, name: str = "history", caption: str = "") -> Table:
+    """Return the table of what was logged at steps, a row per number, without those not finite."""
+    rows = [
+        (key, step, value)
+        for key, points in history.items()
+        for step, value in points
+        if math.isfinite(value)
+    ]
+    caption = caption or "What was logged in the course of training."
+    return Table.of(name, rows, ("key", "step", "value"), caption, formats={"value": ".4g"})
+
+
 def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:
     """Return a DataFrame of records, mappings or sequences.
 

@@ -2,13 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.plots import History, training_curves
+from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, column, number, short_name
+from lincorr_lightning.results.table import (
+    History,
+    Table,
+    column,
+    history_table,
+    number,
+    percent,
+    short_name,
+    show,
+)
 from lincorr_lightning.sae.hook_points import HookKind
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
@@ -90,6 +98,18 @@ def sae_results(
         values = {**scores, "mean": {key: number(means[key]) for key in SCORES}, **values}
         tables.append(table)
     if history:
-        draw = partial(training_curves, history, f"Training of {short_name(lm_name)}'s SAEs")
-        figures.append(Figure("training", "Training curves.", draw))
-    return Results("sparse_autoencoders", values, tables=tables, figures=figures)
+        tables.append(history_table(history))
+        options = {"title": f"Training of {short_name(lm_name)}'s SAEs"}
+        figures.append(
+            Figure("training", "Training curves.", training_curves, tables[-1:], options)
+        )
+    verdict = [] if scores is None else [_sentence(values["mean"])]
+    return Results("sparse_autoencoders", values, tables=tables, figures=figures, verdict=verdict)
+
+
+def _sentence(mean: Mapping[str, Any]) -> str:
+    explained, recovered = (percent(mean[key]) for key in ("explained_variance", "loss_recovered"))
+    return (
+        f"The SAEs explain {explained} of the variance with {show(mean['l0'], ',.0f')} active "
+        f"features, and recover {recovered} of the LM's loss (means over hook points)."
+    )

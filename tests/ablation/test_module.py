@@ -174,7 +174,7 @@ def test_results_tables_and_figures(ablate):
 
     figures = {path.stem for path in (run.folder / "figures").iterdir()}
     assert figures == {"generalization", "training"}
-    bars, curves = (figure.draw() for figure in saved.figures)
+    bars, curves = (figure.matplotlib() for figure in saved.figures)
     heights = [bar.get_height() for bar in bars.axes[0].patches]
     assert heights == pytest.approx(
         [one[name] for name in ("generalized", "uncomposed") for one in results["mappings"]]

@@ -16,6 +16,7 @@ from pandas import DataFrame
 
 from lincorr_lightning.results import plots, results
 from lincorr_lightning.results.plots import correlation_heatmap, to_png, training_curves
+from lincorr_lightning.results.table import history_table
 from tests.figure_checks import LONG, assert_legible, pixels
 from tests.toys import drawn_figures
 
@@ -155,7 +156,7 @@ def test_a_panel_a_group_with_its_points_as_they_are(n: int) -> None:
     rng = np.random.default_rng(0)
     tags = ["train_loss", "generalization/generalized", "generalization/hallucinated", "control/a"]
     given = {tag: [(10 * i, float(v)) for i, v in enumerate(rng.random(n))] for tag in tags}
-    figure = training_curves(given, "title")
+    figure = training_curves(history_table(given).frame, "title")
     shown = panels(figure)
     assert list(shown) == ["train_loss", "generalization", "control"]
     assert legend(figure) == ["train_loss", "generalized", "hallucinated", "a"]
@@ -170,7 +171,7 @@ def test_what_is_not_a_number_is_left_out_and_steps_are_put_in_order() -> None:
         "r": [(3, 0.3), (1, 0.1), (2, math.nan), (4, math.inf)],
         "nothing/but": [(1, math.nan)],
     }
-    shown = panels(training_curves(given, "title"))
+    shown = panels(training_curves(history_table(given).frame, "title"))
     assert list(shown) == ["r"]
     (line,) = shown["r"].get_lines()
     assert line.get_xydata().tolist() == [[1, 0.1], [3, 0.3]]
@@ -185,7 +186,7 @@ def test_a_name_has_its_colour_in_every_panel() -> None:
         "edit_step/other": [(1, 0.3)],
     }
     colours: dict[str, set[object]] = {}
-    shown = panels(training_curves(given, "title"))
+    shown = panels(training_curves(history_table(given).frame, "title"))
     for axes in shown.values():
         for line in axes.get_lines():
             colours.setdefault(str(line.get_label()), set()).add(line.get_color())
@@ -193,4 +194,4 @@ def test_a_name_has_its_colour_in_every_panel() -> None:
 
 
 def test_a_run_without_numbers_has_a_figure_that_says_so() -> None:
-    assert "nothing was logged" in note(training_curves({}, "title"))
+    assert "nothing was logged" in note(training_curves(history_table({}).frame, "title"))
