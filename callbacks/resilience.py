@@ -119,7 +119,7 @@ class Resilience(RelationCallback):
             moments = Moments._make([*self.state.moments, blocks])
             fitted = fit_layout(moments, self._layout, ridge)
             test = moments_of(torch.cat(logits, dim=1), blocks)
-            (pair,) = random_words(fitted, test, self.random_labels, ())[0].values()
+            (pair,) = random_words(fitted, test, self.random_labels, ()).values()
             numbers |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
         tag = self._at.tag
         known = {f"{key}/{tag}": value for key, value in numbers.items() if value is not None}

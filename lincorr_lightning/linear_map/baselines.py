@@ -6,7 +6,7 @@ W pairs the labels whose rows of the LM's head are alike, whatever the LM has le
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,17 @@ from lincorr_lightning.functional import Moments, group_means, macro_mean, preci
 from lincorr_lightning.functional.significance import mean_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
-from lincorr_lightning.linear_map.layout import Pair
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
 
 _FLOATS = npt.NDArray[np.floating[Any]]
-_COUNTS = (5, 10, 20, 50, 100, 200)  # of source labels, compared with as many random words
 _DRAWS = 10
+_SKIPPED = (5, 10, 20, 50, 100, 200)
+"""Numbers of labels of which a probe once drew, too: the draws are passed over, so that others stay
+those of its published numbers."""
 R_BASELINES = (
     "random_label_mean",
     "random_target_label_mean",
@@ -37,25 +39,13 @@ R_BASELINES = (
 """Numbers of a pair that `random_words` gives."""
 
 
-@dataclass(frozen=True)
-class LabelCount:
-    """Mean label-wise r of maps from some source labels, and from as many random words."""
-
-    pair: str
-    n_source_labels: int
-    label_mean: float | None
-    label_std: float | None  #: Standard deviation over draws of the labels; 0 with one.
-    random_mean: float | None
-    random_std: float | None
-
-
 def random_words(
     fitted: FittedMaps,
     test: Moments,
     n_compared: int,
-    counts: Sequence[int] = _COUNTS,
+    skipped: Sequence[int] = _SKIPPED,
     rows: Tensor | None = None,
-) -> tuple[Numbers, list[LabelCount]]:
+) -> Numbers:
     """Fit maps from and to random words after the same prompts, with the pairs' ridges or none.
 
     Args:
@@ -63,18 +53,17 @@ def random_words(
         test: Moments of all held-out subjects.
         n_compared: Number of source labels for ``excess_over_random``: with many, most directions
             of the states are read whatever the labels are, and no r is special.
-        counts: Other numbers of source labels, for the curve.
+        skipped: Numbers of labels whose draws are passed over.
         rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``; with
             them, intervals cover subjects, too.
 
     Returns:
-        Fields of `PairScore` by pair, and r by the number of source labels.
+        Fields of `PairScore` by pair.
     """
     layout = fitted.layout
     numbers: dict[Pair, dict[str, Any]] = {}
-    curve: list[LabelCount] = []
     if fitted.moments is None or not layout.words:
-        return numbers, curve
+        return numbers
     rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows.to(test.mean)
     vocabulary = replace(fitted, maps={"y": fitted.maps["vocabulary"]}).label_r(test)
     for source in progress(layout.sources, "random words"):
@@ -82,34 +71,46 @@ def random_words(
         n_labels = layout.sizes[source]
         compared = min(n_compared, n_labels)
         r = {}
-        for n in sorted({n for n in counts if n < n_labels} | {compared, n_labels}):
-            kept = rows if n == compared else rows[:0]
-            r[n] = _r_of_draws(fitted, test, source, n, rng, kept)
+        for n in sorted({n for n in skipped if n < n_labels} | {compared, n_labels}):
+            drawn = _draw(layout, source, n, rng)
+            if n in (compared, n_labels):
+                kept = rows if n == compared else rows[:0]
+                r[n] = _r_of_draws(fitted, test, source, drawn, kept)
         at_targets = _r_at_targets(fitted, test, source, rows)
         for i, target in enumerate(layout.targets[source]):
-            pair = source, target
-            for n, drawn in r.items():
-                means = [one[:, 0, i].numpy() for one in drawn]
-                spread = [number(float(f(one))) for one in means for f in (np.mean, np.std)]
-                curve.append(LabelCount("->".join(pair), n, *spread))
-            labels, words = (drawn[:, :, i].T for drawn in r[compared])
+            labels, words = (side[:, :, i].T for side in r[compared])
             to_words = _means(at_targets[target][1][0], layout.sizes[target], rng)
-            numbers[pair] = {
+            numbers[source, target] = {
                 **_range("random_label", r[n_labels][1][:, 0, i].numpy()),
                 **_range("random_target_label", to_words),
-                "same_prompt_label_mean": solver.mean_r(vocabulary[pair]),
+                "same_prompt_label_mean": solver.mean_r(vocabulary[source, target]),
                 **_difference("excess_over_random", labels, words, test.n, "p"),
                 "excess_over_random_labels": compared,
                 "excess_over_random_draws": words.shape[1],
                 **_difference("excess_over_random_target", *at_targets[target], test.n),
             }
-    return numbers, curve
+    return numbers
+
+
+def _draw(layout: JointLayout, source: str, n: int, rng: np.random.Generator) -> list[list[Tensor]]:
+    """Return the columns of draws of n labels of a source, and of n words after its prompt."""
+    return [
+        [
+            pool[torch.from_numpy(rng.permutation(len(pool))[:n])]
+            for _ in range(_DRAWS if n < len(pool) else 1)
+        ]
+        for pool in (layout.columns(source), layout.columns(source, "words"))
+    ]
 
 
 def _r_of_draws(
-    fitted: FittedMaps, test: Moments, source: str, n: int, rng: np.random.Generator, rows: Tensor
+    fitted: FittedMaps,
+    test: Moments,
+    source: str,
+    sides: Sequence[Sequence[Tensor]],
+    rows: Tensor,
 ) -> list[Tensor]:
-    """Return r of maps from n labels of a source, and from n random words after its prompt.
+    """Return r of maps from draws of columns, on each side.
 
     Below r are the rows' influences, ``(n_draws, 1 + n_rows, n_targets)``, means over the labels of
     each target.
@@ -118,18 +119,17 @@ def _r_of_draws(
     layout = fitted.layout
     ridge = solver.per_target_ridge(layout, source, fitted.ridges)
     y = layout.target_columns(source)
-    sides = []
-    for pool in (layout.columns(source), layout.columns(source, "words")):
+    r = []
+    for draws in sides:
         drawn = []
-        for _ in range(_DRAWS if n < len(pool) else 1):
-            x = pool[torch.from_numpy(rng.permutation(len(pool))[:n])]
+        for x in draws:
             squares = RidgeSolver(fitted.moments, x, y)
             solution = _better(squares.solve(ridge), squares.solve(0.0), test, x, y)
             values = _r_and_influences(solution, test, x, y, rows)
             parts = (part.nanmean(1) for _, part in solver.split_targets(layout, source, values))
             drawn.append(torch.stack(list(parts), 1))
-        sides.append(torch.stack(drawn))
-    return sides
+        r.append(torch.stack(drawn))
+    return r
 
 
 def _better(one: Solution, other: Solution, test: Moments, x: Tensor, y: Tensor) -> Solution:
@@ -310,13 +310,13 @@ def beside_baselines(
     test: Moments,
     lm: LanguageModel,
     n_compared: int,
-    counts: Sequence[int] = _COUNTS,
+    skipped: Sequence[int] = _SKIPPED,
     rows: Tensor | None = None,
-) -> tuple[list[PairScore], list[LabelCount]]:
-    """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
-    words, curve = random_words(fitted, test, n_compared, counts, rows)
+) -> list[PairScore]:
+    """Return the scores with what `random_words` and `vocabulary_baselines` give."""
+    words = random_words(fitted, test, n_compared, skipped, rows)
     labels = [token for domain in fitted.layout.domains.values() for token in domain.token_ids]
     nearest = lm.nearest_words() if fitted.layout.words else None
     of_head = () if nearest is None else (nearest.head.rows(labels), nearest.whitening.matrix)
     hits = vocabulary_baselines(scores, fitted, *of_head)
-    return with_numbers(with_numbers(scores, words), hits), curve
+    return with_numbers(with_numbers(scores, words), hits)

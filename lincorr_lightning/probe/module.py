@@ -19,7 +19,7 @@ from lincorr_lightning.functional import HALF_DECADES, Moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
+from lincorr_lightning.linear_map.baselines import beside_baselines
 from lincorr_lightning.linear_map.fitting import Ridge, check_ridge, fit_maps, require_held_out
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
 from lincorr_lightning.linear_map.scores import (
@@ -248,7 +248,7 @@ class LinearProbe(LMStudy):
                 f"{self.lm.config.name_or_path} has the same logits after every subject: it does "
                 "not read its prompts. Its config.json or weights are wrong; copy them again."
             )
-        wordings, label_counts = self._score(fitted, test)
+        wordings = self._score(fitted, test)
         scores = [*over_wordings({score.ends: score for score in wordings}).values()]
         scores = with_numbers(scores, significance.adjusted_p_values(scores))
         known = [score.label_mean for score in scores if score.label_mean is not None]
@@ -262,7 +262,6 @@ class LinearProbe(LMStudy):
             weights={pair: w.cpu().numpy() for pair, w in fitted.weights().items()},
             layout=self.layout,
             path=[over_wordings(point) for point in ridge_paths(fitted, test, HALF_DECADES)],
-            label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
             n_fit=fitted.n,
             n_test=int(test.n),
@@ -270,7 +269,7 @@ class LinearProbe(LMStudy):
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def _score(self, fitted: FittedMaps, test: Moments) -> tuple[list[PairScore], list[LabelCount]]:
+    def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
         layout, instance = self.layout, dict[Pair, float]()
         for source, metric in zip(layout.sources, self.instancewise, strict=True):
             # torchmetrics squeezes the result of a source with a single target

@@ -266,13 +266,13 @@ class MapResilience(LMStudy):
             scores = score_maps(old, self.moments_before.test.gather())
             before = {score.ends: score.label_mean for score in scores}
         after, refitted = (
-            beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, counts=())
+            beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, skipped=())
             for maps, lm in ((old, self.before or self.lm), (new, self.lm))
         )
         cosines = _cosines(old, new)
         pairs = [
             _compare(one, other, before.get(one.ends), cosines[one.ends])
-            for one, other in zip(after[0], refitted[0], strict=True)
+            for one, other in zip(after, refitted, strict=True)
         ]
         about = self._about() | {"n_fit": int(fit.n), "n_test": int(test.n)}
         return resilience_results(pairs, about, self.lm.config.name_or_path)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain
-from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
 from lincorr_lightning.linear_map.scores import SPREAD, PairScore, number_columns
 from lincorr_lightning.linear_map.weights import shown_labels
@@ -52,7 +51,6 @@ class ProbeFindings:
     layout: JointLayout
     path: Sequence[Mapping[Pair, PairScore]]
     """Scores at each ridge strength; empty when stored maps were scored."""
-    label_counts: Sequence[LabelCount]
     subjects: Mapping[str, Sequence[str]]  #: Subjects of each half.
     n_fit: int
     n_test: int
@@ -237,13 +235,6 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     if len(findings.wordings) > len(scores):
         yield _spread(scores)
         yield _wordings(findings)
-    if findings.label_counts:
-        yield Table.of(
-            "random_words",
-            findings.label_counts,
-            caption="r of maps from some source labels, and from as many random words",
-            note="Means and standard deviations over draws, for the targets' held-out logits.",
-        )
     influences = [
         {"pair": score.pair, **influence._asdict()}
         for score in findings.notable(_MAX_INFLUENCE_TABLES)

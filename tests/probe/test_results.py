@@ -94,7 +94,6 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
     values: dict[str, Any] = {
         "weights": {pair: rng.normal(size=size) for pair, size in sizes.items()},
         "path": path,
-        "label_counts": [],
         "wordings": scores,
         "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]},
         "n_fit": 2,
