@@ -24,15 +24,11 @@ _WIDEST = 1000
 # Figures by their commands: name in the run, and name in the gallery. Of two commands, the model of
 # the first stands where the second says TAUGHT.
 PICTURES = {
-    'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"': {
-        "ranking": "ranking",
-    },
     "fit --config configs/linear_probe.yaml": {
+        "random_words": "random_words",
         "weights_city-country": "weights",
         "ridge_path": "ridge_path",
     },
-    # The nulls' maps have the pair's ridge, which is not chosen for them.
-    "fit --config configs/linear_probe.yaml --model.ridge 0": {"nulls": "nulls"},
     "fit --config configs/source_finetune.yaml --model.protocol joint "
     '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
     "--model.save_model true && test --config configs/resilience.yaml "

@@ -33,7 +33,7 @@ RANKED = (
     "color→sport",
 )
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
-FINDING = 0.01  # adjusted p-value of a pair above its control
+FINDING = 0.01  # adjusted p-value of a pair above random words
 
 Rows = list[dict[str, Any]]
 
@@ -55,7 +55,7 @@ def numbers_table(columns: Sequence[str], rows: Rows, keys: Sequence[str]) -> st
 
 
 def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
-    """Return the label-wise r of some pairs: source row, target column."""
+    """Return r per answer of some pairs: source row, target column."""
     r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
     rows = [
         [source, *(two(r[source, t]) if source != t else "–" for t in shown)] for source in shown
@@ -64,13 +64,13 @@ def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
 
 
 def ridge_path(results: dict[str, Any]) -> str:
-    """Return the correlation and Hit@1 of city->country along the ridge."""
+    """Return the correlation and right answers of city->country along the ridge."""
     (path,) = chosen(results["ridge_path"], ("source", "target"), ("city→country",))
     points = [min(path["path"], key=lambda point: abs(point["ridge"] - r)) for r in RIDGES]
     rows = [
-        ["label-wise r", *(two(point["label_mean"]) for point in points)],
-        ["Hit@1 influenced", *(two(point["influenced"]["1"]) for point in points)],
-        ["Hit@1 influencing", *(two(point["influencing"]["1"]) for point in points)],
+        ["r", *(two(point["label_mean"]) for point in points)],
+        ["right country for a city", *(two(point["influenced"]["1"]) for point in points)],
+        ["right city for a country", *(two(point["influencing"]["1"]) for point in points)],
     ]
     return markdown_table(
         ["city→country, ridge", *(f"{point['ridge']:g}" for point in points)], rows
@@ -78,22 +78,24 @@ def ridge_path(results: dict[str, Any]) -> str:
 
 
 def ranking(pairs: Rows) -> str:
-    """Return the number of pairs above their control, and some of them with standard errors."""
-    rows = [
-        [
-            pair["name"],
-            two(pair["label_mean"]),
-            f"{two(pair['excess'])} ± {two(pair['excess_error'])}",
-            "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}",
-            two(pair["partial_label_mean"]),
-            two(pair["through_given"]),
-        ]
-        for pair in chosen(pairs, ("source", "target"), RANKED)
-    ]
-    columns = ["pair", "r", "above control", "adjusted p", "partial r (pet)", "share through pet"]
+    """Return the number of pairs above random words, and some of them with intervals."""
+    rows = []
+    for pair in chosen(pairs, ("source", "target"), RANKED):
+        above = pair["excess_over_random_labels"]
+        rows.append(
+            [
+                pair["name"],
+                two(pair["label_mean"]),
+                f"{two(above['mean'])} ({two(above['low'])} to {two(above['high'])})",
+                "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}",
+                two(pair["partial_label_mean"]),
+                two(pair["through_given"]),
+            ]
+        )
+    columns = ["pair", "r", "above random words", "adjusted p", "partial r (pet)"]
     n_above = sum(pair["q"] <= FINDING for pair in pairs)
-    table = markdown_table(columns, rows)
-    return f"{n_above} of {len(pairs)} pairs are above their control:\n\n{table}"
+    table = markdown_table([*columns, "share through pet"], rows)
+    return f"{n_above} of {len(pairs)} pairs are above random words:\n\n{table}"
 
 
 def tables(
@@ -101,12 +103,18 @@ def tables(
 ) -> dict[str, str]:
     """Return every table by its marker."""
     nulls = numbers_table(
-        ["pair", "r", "permuted", "control"],
+        ["pair", "r", "random words", "above random words", "unrelated prompt", "permuted"],
         chosen(results["pairs"], ("source", "target"), NULLS),
-        ("label_mean", "permuted_label_mean", "control_label_mean"),
+        (
+            "label_mean",
+            "random_label_mean",
+            "excess_over_random",
+            "control_label_mean",
+            "permuted_label_mean",
+        ),
     )
     caption = (
-        f"Label-wise r on {results['n_test']:,} held-out subjects, source row → target column:"
+        f"r per answer on {results['n_test']:,} held-out subjects, source row → target column:"
     )
     return {
         "probe": f"{caption}\n\n{matrix(results)}\n\nand beside its nulls:\n\n{nulls}",
