@@ -344,8 +344,18 @@ def shown_part(
 def _weight_cells(findings: ProbeFindings, score: PairScore) -> Iterator[WeightCell]:
     weight, reference = findings.weights[score.ends], findings.layout.references.get(score.ends)
     nearest = None if score.nearness is None else score.nearness.cpu().numpy()
-    source, target = (shown_names(findings.layout.domains[name]) for name in score.ends)
-    targets, sources = shown_part(weight, reference)
+    domains = [findings.layout.domains[name] for name in score.ends]
+    source, target = map(shown_names, domains)
+    if reference is not None:
+        # Whole answers, if there are some, are easier to read than first words of them.
+        is_whole = [
+            [text in answers for text, answers in zip(one.texts, one.answer_texts, strict=True)]
+            for one in domains
+        ]
+        whole = reference & np.outer(is_whole[1], is_whole[0])
+    targets, sources = shown_part(
+        weight, whole if reference is not None and whole.any() else reference
+    )
 
     def share(matrix: _FLOATS, i: int, j: int) -> float:
         return float(matrix[i, j] / (np.abs(matrix[:, j]).max() or 1.0))

@@ -68,7 +68,8 @@ def _of_r(score: PairScore) -> Iterator[str]:
     yield (
         f"{score.pair}: r is {show(score.label_mean, '.2f')}, as many random words have "
         f"{show(score.random_label_mean, '.2f')}: {'' if score.q <= FINDING else 'no '}more than "
-        f"random words ({show(score.excess_over_random, '+.2f')}, {percent(0.95)}: {interval})."
+        f"random words (of {score.excess_over_random_labels} each "
+        f"{show(score.excess_over_random, '+.2f')}, {percent(0.95)}: {interval})."
     )
 
 
@@ -79,7 +80,7 @@ def _of_many(judged: Sequence[PairScore], scores: Sequence[PairScore]) -> Iterat
         less = [s.pair for s in judged if (s.above_best_macro_high or 0) < 0]
         parts.append(
             f"of {len(judged)} pairs with known answers, W gives more right ones than the best "
-            f"baseline for {listed(more, 3)}, fewer for {listed(less, 3)}"
+            f"baseline for {_named(more)}, fewer for {_named(less)}"
         )
     tested = [score for score in scores if score.q is not None]
     if len(tested) > 1:
@@ -87,20 +88,25 @@ def _of_many(judged: Sequence[PairScore], scores: Sequence[PairScore]) -> Iterat
         above.sort(key=lambda score: -(score.excess_over_random or 0))
         parts.append(
             f"r lies above random words in {len(above)} of {len(tested)} pairs (adjusted p ≤ "
-            f"{FINDING:g}): {listed([score.pair for score in above], 3)}"
+            f"{FINDING:g}){': ' if above else ''}{_named([s.pair for s in above], '')}"
         )
     if parts:
         text = "; ".join(parts)
         yield f"{text[0].upper()}{text[1:]}."
 
 
+def _named(names: Sequence[str], none: str = "none") -> str:
+    return listed(names, 3) if names else none
+
+
 def _of_single_answers(score: PairScore, answers: Sequence[str]) -> Iterator[str]:
     if "causal_inner_product" in score.ranks:
         near = score.ranks["causal_inner_product"] == 1
         n_missed = int((near & (score.ranks["W"] > 1)).sum())
+        such = f" ({listed(answers, 4)})" if answers else ""
         yield (
             f"{score.pair}: W alone is right, and not the nearest word, for {len(answers)} of "
-            f"{len(near)} answers ({listed(answers, 4)}); the nearest word alone for {n_missed}."
+            f"{len(near)} answers{such}; the nearest word alone for {n_missed}."
         )
 
 
