@@ -2,12 +2,14 @@
 
 import argparse
 import base64
+import hashlib
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
 from pandas import DataFrame, MultiIndex, json_normalize
+from PIL import Image
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
@@ -78,7 +81,7 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
         numbers, of_study = zip(*members, strict=True)
         sections.append(_section(study, numbers, of_study))
     title = f"Linear correlation in {', '.join(dict.fromkeys(lms))}"
-    return write_page(output, title, [overview], sections, len(saved))
+    return write_page(output, title, [overview] if len(saved) > 1 else [], sections, len(saved))
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,16 @@ def write_page(
         "prose": _prose,
         "short_name": short_name,
         "yaml": partial(yaml.safe_dump, allow_unicode=True),
-        "base64": lambda png: base64.b64encode(png).decode("ascii"),
+        "base64": lambda data: base64.b64encode(data).decode("ascii"),
+        "zip": zip,
+        "image": lambda png: Image.open(BytesIO(png)),
     }
-    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+    template, script = (
+        Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".js")
+    )
     parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}
+    # The page's policy lets a script with this hash run alone.
+    parts |= {"script": Markup(script), "sha256": hashlib.sha256(script.encode()).digest()}
     texts = {PAGE: environment.from_string(template).render(parts, version=__version__)}
     for section in sections:
         tables = [*section.tables, *(table for run in section.runs for table in run.tables)]

@@ -121,7 +121,7 @@ def read_png(path: Path) -> bytes:
     try:
         png = regular_file(path).read_bytes()
         Image.open(BytesIO(png), formats=["PNG"]).verify()
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ReportError(f"{path} cannot be read as PNG: {error}. Run the study again.") from error
     return png
 

@@ -1,7 +1,10 @@
 """What is on a page, against the files of the runs."""
 
 import base64
+import hashlib
+import json
 import re
+import struct
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -47,7 +50,7 @@ class Page(HTMLParser):
             self.tables.setdefault(self._caption, self._rows)
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if not {"style", "script"} & {*self.open}:
             self.text += data
         if "caption" in self.open:
             self._caption += data
@@ -92,6 +95,10 @@ def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Pag
     assert "/data/hub/some-lm" not in page.text.replace(str(run), "")
     assert "Run 1: some-lm" in page.text
     assert "Label-wise r of all pairs." in page.text
+    # A single run needs no list of runs; cells that are numbers have all digits to sort by.
+    assert not page.all("nav") and "Runs" not in page.tables
+    digits = [cell["data-value"] for cell in page.all("td") if "data-value" in cell]
+    assert digits[:3] == ["0.876", str(0.876 - 0.95), "0.5"]
 
 
 def test_runs_are_listed_by_study_and_size(
@@ -112,6 +119,16 @@ def test_runs_are_listed_by_study_and_size(
     assert "Run 2: LM-1B" in page.text
 
 
+def test_the_verdict_is_the_first_that_a_page_says(probe: Make, tmp_path: Path) -> None:
+    runs = [probe(), probe(r=0.2)]
+    values = json.loads((runs[0] / "results.json").read_text())
+    (runs[0] / "results.json").write_text(json.dumps({**values, "verdict": ["a->b: W.", "<b>"]}))
+    one, both = (Page(write_report(some, tmp_path / "out")).text for some in (runs[:1], runs))
+    assert re.search(r"^[^:]*a→b: W\.\s*<b>.*Run 1:.*float32", one, re.DOTALL)
+    assert one.count("a→b: W.") == 1  # of several runs, among the contents and with the run
+    assert re.search(r"Run 1:[^:]*: a→b: W\..*Run 1:.*a→b: W\.\s*<b>.*Run 2:", both, re.DOTALL)
+
+
 def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[..., Page]) -> None:
     text = page_of(probe(ridge=1.0), probe(ridge=2.0)).text
     assert "Run 1: tiny-world, version_0" in text and "Run 2: tiny-world, version_1" in text
@@ -127,12 +144,17 @@ def test_the_page_needs_nothing_but_itself(
         for name in "src", "href", "srcset", "action", "data", "poster":
             value = attributes.get(name)
             assert value is None or value.startswith(("#", "data:image/png;base64,")), value
-    assert not re.search(r"url\(|@import|<script|<link|<iframe|<object", text)
+    assert not re.search(r"url\(|@import|<link|<iframe|<object", text)
     policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
-    assert policy.startswith("default-src 'none'")
-    pictures = {image["src"].partition(",")[2] for image in page.all("img")}
+    assert policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
+    ((attributes, script),) = re.findall("<script(.*?)>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert attributes == "" and f"'sha256-{digest}'" in policy
+    images = {image["src"].partition(",")[2]: image for image in page.all("img")}
     png = (run / "figures" / "matrix.png").read_bytes()
-    assert base64.b64encode(png).decode() in pictures
+    image = images[base64.b64encode(png).decode()]
+    assert (int(image["width"]), int(image["height"])) == struct.unpack(">II", png[16:24])
+    assert (image["loading"], image["decoding"]) == ("lazy", "async")
 
 
 def test_what_is_no_run_is_refused_before_anything_is_written(probe: Make, tmp_path: Path) -> None:
