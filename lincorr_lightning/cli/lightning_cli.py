@@ -48,7 +48,13 @@ from lincorr_lightning.lightning_workarounds import (
 )
 from lincorr_lightning.lm import products
 from lincorr_lightning.progress import ProgressLines
-from lincorr_lightning.results.run_folder import RunFolder, is_dry_run, run_folder, study_name
+from lincorr_lightning.results.run_folder import (
+    RunFolder,
+    is_dry_run,
+    remove_if_empty,
+    run_folder,
+    study_name,
+)
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
 from lincorr_lightning.study import Study, handed_over
@@ -240,6 +246,9 @@ class LincorrCLI(LightningCLI):
             if explained is None:
                 raise
             raise explained from error
+        finally:
+            if is_first and sys.exc_info()[0] is not None:
+                remove_if_empty(self.trainer)
         if is_first and not is_dry_run(self.trainer):
             write_out(describe_run(run_folder(self.trainer)))
 

@@ -16,11 +16,11 @@ from lincorr_lightning.results.differences import difference_of_means
 from lincorr_lightning.results.figures import differences_figure
 from lincorr_lightning.results.results import MAX_SENTENCES, Figure, Results
 from lincorr_lightning.results.runs_table import (
-    differ_by_seed_alone,
+    are_numbers,
     differing,
-    is_number,
+    row_keys,
     runs_table,
-    side_by_side,
+    settings_and_seeds,
     values_table,
     with_deviations,
 )
@@ -82,7 +82,8 @@ def compare_runs(*runs: SavedRun) -> Results:
                 f"{each.folder} one of {each.study[:50]}" for each in (first, run)
             )
             raise ReportError(f"the runs are of two studies, {studies}. Name runs of one study.")
-    if len(runs) != 2 or differ_by_seed_alone(runs):
+    settings, seeds = settings_and_seeds(runs)
+    if len(runs) != 2 or (seeds and settings.empty):
         return runs_table(runs, f"{pages.study_title(first.study)}: {len(runs)} runs")
     tables, others = _tables(first), _tables(last)
     pairs = [(table, others[name]) for name, table in tables.items() if name in others]
@@ -152,16 +153,24 @@ def _tables(run: SavedRun) -> dict[str, Table]:
     return tables
 
 
+def _side_by_side(pair: _Pair) -> tuple[list[str], DataFrame]:
+    """Return the columns that identify rows, by which the frame is indexed, and the others."""
+    keys = row_keys(pair)
+    frames = [table.frame.drop_duplicates(keys or None) for table in pair]
+    frames = [frame.set_index(keys) if keys else frame for frame in frames]
+    return keys, concat(frames, axis=1, keys=_SIDES, sort=False)
+
+
 def _numbers(pair: _Pair, pairs: Sequence[_Pair], seen: set[Hashable]) -> Iterator[ComparedNumber]:
     """Yield the numbers of a table, with errors by units of all `pairs`.
 
     Means that are among those `seen` are left out, and the others added to them.
     """
     table = pair[0]
-    keys, both = side_by_side(pair, _SIDES)
+    keys, both = _side_by_side(pair)
     for number, heading in zip(table.keys, table.titles, strict=True):
         form = table.formats.get(number)
-        if not form or number in keys or not is_number(both, number, _SIDES):
+        if not form or number in keys or not are_numbers([both[side] for side in _SIDES], number):
             continue
         values = both[[(side, number) for side in _SIDES]].to_numpy(float, na_value=np.nan)
         for at, (first, second) in zip(both.index, values, strict=True):
@@ -246,9 +255,9 @@ def _over_units(
 def _join(pair: _Pair) -> Table | None:
     """Lay a table of two runs side by side, numbers with their difference; None without any."""
     table = pair[0]
-    keys, both = side_by_side(pair, _SIDES)
+    keys, both = _side_by_side(pair)
     rest = [key for key in table.keys if key not in keys and ("second", key) in both]
-    numbers = [key for key in rest if is_number(both, key, _SIDES)]
+    numbers = [key for key in rest if are_numbers([both[side] for side in _SIDES], key)]
     joined = rest if table.unit else numbers
     if not joined:
         return None
