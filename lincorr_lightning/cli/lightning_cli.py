@@ -240,15 +240,16 @@ class LincorrCLI(LightningCLI):
             exit_with_parent()
         try:
             super()._run_subcommand(subcommand)
-        except Exception as error:
+        except BaseException as error:
+            if is_first:
+                remove_if_empty(self.trainer)
+            if not isinstance(error, Exception):  # such as a signal
+                raise
             path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")
             explained = run_error(error, path, self.model, self.datamodule)
             if explained is None:
                 raise
             raise explained from error
-        finally:
-            if is_first and sys.exc_info()[0] is not None:
-                remove_if_empty(self.trainer)
         if is_first and not is_dry_run(self.trainer):
             write_out(describe_run(run_folder(self.trainer)))
 

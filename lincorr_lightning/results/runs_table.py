@@ -14,6 +14,7 @@ from pandas.api.types import is_bool_dtype, is_float_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import load_yaml
+from lincorr_lightning.results.figures import points_figure
 from lincorr_lightning.results.results import MAX_SENTENCES, SHARED_KEYS, Figure, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun
 from lincorr_lightning.results.table import Table, short_name, show
@@ -189,15 +190,8 @@ def runs_table(runs: Sequence[SavedRun], title: str = "Runs") -> Results:
         for key, row in product(numbers, frame.to_dict("records"))
     ]
     drawn = Table.of("points", points, ("x", "line", "number", "value", "low", "high"), "Points")
-    options: dict[str, Any] = {
-        "x": "x",
-        "y": "value",
-        "panel": "number",
-        "band": ["low", "high"],
-        "title": title,
-    }
-    options |= {"hue": "line" if lines else None, "labels": [headings.get(x, x), ""]}
-    figure = Figure("comparison", f"{title}, by what differs", curves_figure, [drawn], options)
+    options = {"title": title, "x": headings.get(x, x)}
+    figure = Figure("comparison", f"{title}, by what differs", points_figure, [drawn], options)
     verdict = list(islice(_verdict(shown, keys, list(settings), numbers), MAX_SENTENCES))
     return Results("comparison", tables=[shown, drawn], figures=[figure], verdict=verdict)
 
