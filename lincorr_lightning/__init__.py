@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
+    from lincorr_lightning.api import correlate, forecast, score
     from lincorr_lightning.knowledge import Catalogue
     from lincorr_lightning.linear_map.artifact import LinearMap
     from lincorr_lightning.lm.language_model import LanguageModel
     from lincorr_lightning.results import SavedRun
 
-__all__ = ["Catalogue", "LanguageModel", "LinearMap", "SavedRun", "__version__"]
+__all__ = [
+    "Catalogue",
+    "LanguageModel",
+    "LinearMap",
+    "SavedRun",
+    "__version__",
+    "correlate",
+    "forecast",
+    "score",
+]
 
 # In an installed package, callbacks and configs are inside it; in a checkout, next to it.
 if not _Path(__file__).with_name("callbacks").is_dir():
@@ -24,6 +34,9 @@ _MODULES = {
     "LanguageModel": "lm",
     "LinearMap": "linear_map.artifact",
     "SavedRun": "results",
+    "correlate": "api",
+    "forecast": "api",
+    "score": "api",
 }
 __dir__ = __all__.copy  # for completion
 

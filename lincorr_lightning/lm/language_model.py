@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
@@ -20,6 +21,7 @@ from lincorr_lightning.lm import head as heads
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
+from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
 
+AnyLM = str | Path | LMConfig | Mapping[str, Any] | nn.Module
+"""An LM by its name or settings, as a `LanguageModel`, or any module that holds one."""
 P = ParamSpec("P")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -145,6 +149,48 @@ class LanguageModel(nn.Module):
         lm._prepare(tokenizer, model.config, prefix)
         lm._set_model(model)
         return lm
+
+    @classmethod
+    def of(
+        cls,
+        lm: AnyLM,
+        tokenizer: hf.PreTrainedTokenizerBase | None = None,
+        prefix: str = "",
+    ) -> LanguageModel:
+        """Return an LM by its name or settings, or one in memory by `from_module`.
+
+        A module in memory, such as a peft or compiled one, needs its tokenizer.
+
+        Raises:
+            LanguageModelError: A module has no tokenizer or that of another LM, or holds no LM.
+        """
+        if isinstance(lm, LanguageModel):
+            if prefix and prefix != lm.prompt_prefix:
+                raise ConfigError(
+                    "the LM is in memory with another prefix. Give it this one: "
+                    "LanguageModel.from_module(lm.model, lm.tokenizer, prefix)."
+                )
+            return lm
+        if not isinstance(lm, nn.Module):
+            if not isinstance(lm, (str, Path, LMConfig, Mapping)):
+                raise LanguageModelError(
+                    f"lm is of type {type(lm).__name__}. Pass a name or folder, a LanguageModel, "
+                    "or a transformers model with its tokenizer."
+                )
+            if tokenizer is not None:
+                raise LanguageModelError(
+                    f"the tokenizer is for an LM in memory, but lm is {lm!s:.80}. Leave it out, or "
+                    "name its folder: LMConfig(name_or_path, tokenizer=FOLDER)."
+                )
+            return cls(LMConfig(str(lm)) if isinstance(lm, (str, Path)) else lm, prefix)
+        model = causal_lm_of(lm)
+        if tokenizer is None:
+            raise LanguageModelError(
+                f"{type(model).__name__} is in memory without its tokenizer. Pass it, too: "
+                "tokenizer=AutoTokenizer.from_pretrained(...)."
+            )
+        loading.check_tokenizer(model, tokenizer)
+        return cls.from_module(model, tokenizer, prefix)
 
     @property
     def location(self) -> str:
