@@ -34,9 +34,7 @@ _MODULES = {
     "LanguageModel": "lm",
     "LinearMap": "linear_map.artifact",
     "SavedRun": "results",
-    "correlate": "api",
-    "forecast": "api",
-    "score": "api",
+    **dict.fromkeys(("correlate", "forecast", "score"), "api"),
 }
 __dir__ = __all__.copy  # for completion
 

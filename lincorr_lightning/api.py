@@ -1,16 +1,15 @@
 """Three functions for any LM: how linear is its knowledge, and what do edits of it do?
 
 They compute what `LinearProbe`, `EditForecast` and `EditedLM` do, without a Trainer and without
-files, also in a notebook or inside of a training loop. The LM is a name or folder, `LMConfig`, a
-`LanguageModel`, or a module in memory with its ``tokenizer``: a transformers model, also inside a
-peft or compiled one. One in memory is read where it is and as it is: weights, modes, hooks,
-gradients and random number generators are the same after. With several processes, each that calls
-a function computes alone.
+files, also in a notebook or inside of a training loop. An LM is a name or folder, a
+`LanguageModel`, or a transformers model in memory with its `tokenizer`, also inside a peft or
+compiled one. One in memory is read as it is and where it is: its weights, modes and hooks, and
+random number generators are the same after. Each process that calls a function computes alone.
 """
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +18,10 @@ import torch
 from torch import nn
 
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import ConfigError, LanguageModelError, require
-from lincorr_lightning.finetune.cases import CONTROLS
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import Edits, read_edits
-from lincorr_lightning.finetune.edited.measuring import measure_edits
-from lincorr_lightning.finetune.edited.module import EditedLM
+from lincorr_lightning.finetune.edited.module import EditedLM, measure_edits
 from lincorr_lightning.finetune.edits import ListedEdits, nearness, plan_edits, resolve_edits
 from lincorr_lightning.finetune.forecasts import forecast_edits, forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -32,13 +29,9 @@ from lincorr_lightning.linear_map.fitting import Ridge, fit_maps
 from lincorr_lightning.linear_map.layout import domain_rows
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.language_model import AnyLM, LanguageModel
-from lincorr_lightning.lm.nearest_words import NearestWords
-from lincorr_lightning.lm.stored_rows import stored_head
-from lincorr_lightning.lm.vocabulary import SubjectKind
 from lincorr_lightning.probe.accumulation import ProbeSums
-from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.probe.module import LinearProbe, score_probe, warn_of_few_subjects
 from lincorr_lightning.probe.results import probe_results
-from lincorr_lightning.probe.scoring import score_probe, warn_of_few_subjects
 from lincorr_lightning.progress import progress
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import plain
@@ -47,74 +40,56 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["correlate", "forecast", "score"]
-
 
 @contextmanager
-def _as_in_a_study() -> Iterator[None]:
+def _as_the_program() -> Iterator[None]:
     """Compute as the program does, whatever settings of torch the caller is under."""
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            nullcontext() if device.type == "cpu" else torch.device("cpu"),
-            products.fastest(),
-        ):
+        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), products.fastest():
             yield
     finally:
         torch.set_default_dtype(dtype)
 
 
-@_as_in_a_study()
+@_as_the_program()
 def correlate(
     lm: AnyLM,
     pairs: str | Sequence[str],
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    knowledge_files: Sequence[str | Path] = (),
+    knowledge_files: Sequence[str] = (),
     n_subjects: int | None = 2000,
     ridge: Ridge = "auto",
     seed: int = 0,
 ) -> Results:
     """Measure how linearly kinds of knowledge are correlated, and how precise W is.
 
-    The numbers are those of ``lincorr fit --config configs/linear_probe.yaml`` for these pairs.
-
-    Args:
-        lm: The LM, see `lincorr_lightning.api`.
-        pairs: Ordered pairs, such as ``city->country``, or one.
-        tokenizer: That of a model in memory.
-        knowledge_files: YAML files with knowledge of your own, and relation files of LRE.
-        n_subjects: Number of subjects, half of which W is fitted on; None takes all there are, up
-            to 10,000.
-        ridge: Penalty on ``|W|^2``, see `Ridge`; 0 is the paper's map.
-        seed: Seed of the sample of subjects.
+    The numbers are those of ``lincorr fit --config configs/linear_probe.yaml``. Takes pairs such as
+    ``city->country``, or one; for the other arguments see `LinearProbe` and `SubjectsDataModule`.
 
     Example:
         >>> results = correlate("tiny-world", "city->country", n_subjects=200)
-        >>> results.values["n_fit"], results.table("summary").frame["pair"].tolist()
-        (100, ['city->country'])
+        >>> results.table("summary").frame["pair"].tolist()
+        ['city->country']
     """
     names = [pairs] if isinstance(pairs, str) else list(pairs)
     if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"pairs is {pairs!r}. Pass one such as 'city->country', or a list.")
+        raise ConfigError(f"pairs is {pairs!r}. Name one or more, such as 'city->country'.")
     lm = LanguageModel.of(lm, tokenizer)
-    files = [str(path) for path in knowledge_files]
-    probe = LinearProbe(
-        lm, pairs=names, knowledge_files=files, ridge=ridge, prefix=lm.prompt_prefix
-    )
+    options: dict[str, Any] = {"pairs": names, "knowledge_files": [*knowledge_files]}
+    probe = LinearProbe(lm, ridge=ridge, prefix=lm.prompt_prefix, **options)
     data = SubjectsDataModule(lm, n_subjects=n_subjects, seed=seed)
     data.setup("fit")
+    # The loaders themselves would draw from torch's generator.
+    loaders: list[Any] = [data.train_dataloader(), data.val_dataloader()]
+    batches = [batch for loader in loaders for batch in loader.dataset]
     fitted = None
     with _in_memory(lm, stays=lm.is_loaded):
         # The ranks of a run that calls this are not to wait for each other.
         sums = ProbeSums(probe.layout, ridge == "auto", distributed_available_fn=lambda: False)
         sums.to(lm.model.device)
-        # Not the loaders themselves, which draw from torch's generator.
-        loaders: list[Any] = [data.train_dataloader(), data.val_dataloader()]
-        batches = [batch for loader in loaders for batch in loader.dataset]
         for batch in progress(batches, "reading subjects, batch"):
             rows = domain_rows(lm, probe.layout.reads, batch.subjects)
             if batch.half == "fit":
@@ -125,67 +100,41 @@ def correlate(
                 warn_of_few_subjects(fitted)
             sums.add_test(rows, batch.first, fitted)
         assert fitted is not None
-        instance, test = sums.instance_r(), sums.test.gather()
-        findings = score_probe(
-            fitted, test, instance, sums.kept, lm, probe.random_labels, data.halves
-        )
+        scored = fitted, sums.test.gather(), sums.instance_r(), sums.kept
+        findings = score_probe(*scored, lm, probe.random_labels, data.halves)
         results = probe_results(findings, lm.config.name_or_path, ridge)
         return replace(results, settings=_settings(probe.hparams, data.hparams), lm=dict(lm.info))
 
 
-@_as_in_a_study()
+@_as_the_program()
 def forecast(
     lm: AnyLM,
     edits: Edits,
     relation: str = "city->country",
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    knowledge_files: Sequence[str | Path] = (),
+    knowledge_files: Sequence[str] = (),
 ) -> "DataFrame":
     """Forecast whether the target of each edit will follow, by the LM's head alone.
 
     Of a name or folder only the tokenizer and that matrix are read, as by ``lincorr predict
-    --config configs/forecast.yaml``.
-
-    Args:
-        lm: The LM before the edits, see `lincorr_lightning.api`.
-        edits: A file of edits; or rows as a DataFrame, as mappings with ``subject``, ``answer``
-            and, where it is not the relation's, ``reference``, or as pairs of subject and answer.
-        relation: Source that is taught and target that should follow.
-        tokenizer: That of a model in memory.
-        knowledge_files: YAML files with knowledge of your own.
-
-    Returns:
-        A row per edit, with the columns of `NearestWord`. Rows that are no edit are left out with a
-        warning.
+    --config configs/forecast.yaml``. The edits are a file or its rows: a DataFrame, mappings with
+    ``subject``, ``answer`` and perhaps ``reference``, or pairs of subject and answer. Returns the
+    fields of `NearestWord`, a row per edit; what is no edit is left out with a warning.
 
     Example:
-        >>> table = forecast("tiny-world", [("Emma", "Rome"), ("Victor", "Osaka")])
+        >>> table = forecast("tiny-world", [("Emma", "Rome"), ("Victor", "Madrid")])
         >>> table[["answer", "nearest", "right"]].values.tolist()
         []
     """
     lm = LanguageModel.of(lm, tokenizer)
-    catalogue = Catalogue.load(*knowledge_files)
-    tokenized = TokenizedRelation.of(relation, catalogue, lm.tokenizer)
+    tokenized = TokenizedRelation.of(relation, Catalogue.load(*knowledge_files), lm.tokenizer)
     planned = plan_edits(ListedEdits(read_edits(edits), "edits"), tokenized, lm)
-    if lm.is_loaded:
-        head = lm.head_rows()
-    else:
-        assert lm.checkpoint is not None
-        head = stored_head(lm.checkpoint, lm.tokenizer)
-    if head is None:
-        raise LanguageModelError(
-            f"the head of {lm.config.name_or_path} multiplies by more than its weight, as a "
-            "quantized one does, so that its tokens have no rows. Pass the LM that it was made "
-            "from."
-        )
-    near = nearness(NearestWords(head, lm.config.name_or_path), tokenized)
-    assert near is not None
-    words = forecast_edits(near, planned.edits, tokenized)
+    words = forecast_edits(nearness(lm.nearest_words(), tokenized), planned.edits, tokenized)
     return forecast_results(words, tokenized.name, planned.skipped).table("forecast").frame
 
 
-@_as_in_a_study()
+@_as_the_program()
 def score(
     before: AnyLM,
     after: AnyLM,
@@ -193,74 +142,48 @@ def score(
     relation: str = "city->country",
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    knowledge_files: Sequence[str | Path] = (),
-    controls: Sequence[str] = CONTROLS,
+    knowledge_files: Sequence[str] = (),
     n_others: int = 100,
-    others_kind: SubjectKind = "any",
     n_subjects: int = 2000,
     seed: int = 0,
 ) -> Results:
     """Measure what edits did to an LM: what it learned, what followed, and what else they reach.
 
-    The numbers are those of ``lincorr test --config configs/edited_lm.yaml``.
-
-    Args:
-        before: The LM that was edited, see `lincorr_lightning.api`. An LM that is given by name is
-            loaded only while it is read, so that one of two is in memory at a time.
-        after: The edited LM.
-        edits: The edits, see `forecast`.
-        relation: Source that was edited and target that should follow.
-        tokenizer: That of models in memory.
-        knowledge_files: YAML files with knowledge of your own.
-        controls: Kinds of knowledge that must not change.
-        n_others: Number of other people: sampled subjects without an edit, whose answers should
-            stay.
-        others_kind: Which strings they are: ``any`` of the vocabulary, ``words``, or ``names``.
-        n_subjects: Number of subjects that W of the LM before is fitted on.
-        seed: Seed of the other people.
+    The numbers are those of ``lincorr test --config configs/edited_lm.yaml``. Takes edits as
+    `forecast` does; for the other arguments see `EditedLM`. An LM by name is loaded only while it
+    is read.
 
     Example:
-        >>> edits = [("Emma", "Rome"), ("Victor", "Osaka")]
+        >>> edits = [("Emma", "Rome"), ("Victor", "Madrid")]
         >>> results = score("tiny-world", "tiny-world-edited", edits, n_others=5, n_subjects=100)
         >>> results.values["n_edits"], results.values["source_learned"]
         (2, 0.0)
     """
     require("n_others", n_others, at_least=0)
-    lms = [
-        LanguageModel.of(lm, tokenizer if isinstance(lm, nn.Module) else None)
-        for lm in (before, after)
+    lm, edited = lms = [
+        LanguageModel.of(one, tokenizer if isinstance(one, nn.Module) else None)
+        for one in (before, after)
     ]
-    lm, edited = lms
     if lm.lead_in != edited.lead_in:
-        raise ConfigError(
-            f"before reads prompts after {lm.lead_in!r}, and after reads them after "
-            f"{edited.lead_in!r}. Give both the same prefix and chat template."
-        )
+        raise ConfigError("before and after have other prefixes. Give both the same one.")
     catalogue = Catalogue.load(*knowledge_files)
     tokenized = TokenizedRelation.of(relation, catalogue, lm.tokenizer)
     listed = ListedEdits(read_edits(edits), "edits")
-    measured: dict[str, Any] = {
-        "controls": list(controls),
-        "n_others": n_others,
-        "others_kind": others_kind,
-        "n_subjects": n_subjects,
-    }
     loaded = [one for one in lms if one.is_loaded]
     resolved = replace(resolve_edits(listed, tokenized, lm.load()), catalogue=catalogue)
 
     def held(one: LanguageModel) -> AbstractContextManager[None]:
         return _in_memory(one, stays=one in loaded)
 
-    results = measure_edits(resolved, lm, lambda _: edited, held, seed=seed, **measured)
-    study = _arguments(EditedLM, lm=edited, before=lm, prefix=lm.prompt_prefix, **measured)
-    data = {
-        "relation": relation,
-        "n_edits": None,
-        "edits_file": str(edits) if isinstance(edits, (str, Path)) else None,
-        "knowledge_files": [str(path) for path in knowledge_files],
-        "seed": seed,
-    }
-    return replace(results, settings=_settings(study, _arguments(EditsDataModule, **data)))
+    options: dict[str, Any] = {"n_others": n_others, "n_subjects": n_subjects}
+    study = _arguments(EditedLM, lm=edited, before=lm, prefix=lm.prompt_prefix, **options)
+    options |= {name: study[name] for name in ("controls", "others_kind")}
+    results = measure_edits(resolved, lm, lambda _: edited, held, seed=seed, **options)
+    file = str(edits) if isinstance(edits, (str, Path)) else None
+    data = _arguments(EditsDataModule, relation=relation, edits_file=file, n_edits=None, seed=seed)
+    return replace(
+        results, settings=_settings(study, {**data, "knowledge_files": [*knowledge_files]})
+    )
 
 
 @contextmanager

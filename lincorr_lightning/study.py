@@ -66,15 +66,13 @@ def as_settings(kind: type[T], value: T | Mapping[str, Any] | str) -> T:
 
 
 def takes_live_lm(init: Callable[..., None]) -> Callable[..., None]:
-    """Let the constructor of a study take an LM in memory, with its `tokenizer`, as `lm`.
-
-    The command line reads the constructor's own signature, which has no tokenizer.
-    """
+    """Let a study's constructor take an LM in memory, with its `tokenizer`."""
 
     @wraps(init)
-    def __init__(self: Any, lm: Any = LMConfig(), *args: Any, **options: Any) -> None:
-        tokenizer = options.pop("tokenizer", None)
-        if tokenizer is not None or isinstance(lm, nn.Module):
+    def __init__(
+        self: Any, lm: Any = LMConfig(), *args: Any, tokenizer: Any = None, **options: Any
+    ) -> None:
+        if isinstance(lm, nn.Module):
             lm = LanguageModel.of(lm, tokenizer, options.get("prefix", ""))
         init(self, lm, *args, **options)
 
@@ -405,10 +403,7 @@ class LMStudy(Study):
         language_model = LanguageModel.of(lm, prefix=prefix)
         if language_model.is_loaded:
             if self.trains_lm:
-                raise ConfigError(
-                    f"{type(self).__name__} trains its LM, and would change the one in memory. "
-                    "Pass a name or a folder, such as that of its save_pretrained, as lm."
-                )
+                raise ConfigError(f"{type(self).__name__} trains its LM. Pass a name or folder.")
             self.__dict__["lm"] = language_model
         else:
             self.lm = language_model

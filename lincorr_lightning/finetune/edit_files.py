@@ -100,10 +100,9 @@ def read_edits(
 
 def _listed_rows(source: Any, *keys: str) -> Iterator[tuple[str, Any]]:
     """Yield each row in memory with its place; pairs as mappings of the keys."""
-    if not isinstance(source, Iterable) or isinstance(source, (Mapping, bytes)):
+    if not isinstance(source, Iterable) or isinstance(source, Mapping):
         raise SubjectsError(
-            f"the edits are of type {type(source).__name__}. Pass a file, a table, or a list of "
-            f"({', '.join(keys)}) or of mappings with {' and '.join(keys)}."
+            f"the edits are of type {type(source).__name__}. Pass a file or rows with {keys}."
         )
     rows = source.to_dict("records") if hasattr(source, "to_dict") else source
     for number, row in enumerate(rows, 1):

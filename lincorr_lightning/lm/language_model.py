@@ -27,6 +27,7 @@ from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
 from lincorr_lightning.lm.state_cache import StateCache
+from lincorr_lightning.lm.stored_rows import stored_head
 from lincorr_lightning.lm.vocabulary_rows import HeldRows, VocabularyRows
 
 if TYPE_CHECKING:
@@ -157,39 +158,23 @@ class LanguageModel(nn.Module):
         tokenizer: hf.PreTrainedTokenizerBase | None = None,
         prefix: str = "",
     ) -> LanguageModel:
-        """Return an LM by its name or settings, or one in memory by `from_module`.
-
-        A module in memory, such as a peft or compiled one, needs its tokenizer.
-
-        Raises:
-            LanguageModelError: A module has no tokenizer or that of another LM, or holds no LM.
-        """
+        """Return an LM by name or settings, or one in memory, with its tokenizer: `from_module`."""
         if isinstance(lm, LanguageModel):
-            if prefix and prefix != lm.prompt_prefix:
-                raise ConfigError(
-                    "the LM is in memory with another prefix. Give it this one: "
-                    "LanguageModel.from_module(lm.model, lm.tokenizer, prefix)."
-                )
+            if prefix not in ("", lm.prompt_prefix):
+                raise ConfigError("the prefix is for LMs by name. Give it to the LanguageModel.")
             return lm
         if not isinstance(lm, nn.Module):
-            if not isinstance(lm, (str, Path, LMConfig, Mapping)):
-                raise LanguageModelError(
-                    f"lm is of type {type(lm).__name__}. Pass a name or folder, a LanguageModel, "
-                    "or a transformers model with its tokenizer."
-                )
-            if tokenizer is not None:
-                raise LanguageModelError(
-                    f"the tokenizer is for an LM in memory, but lm is {lm!s:.80}. Leave it out, or "
-                    "name its folder: LMConfig(name_or_path, tokenizer=FOLDER)."
-                )
-            return cls(LMConfig(str(lm)) if isinstance(lm, (str, Path)) else lm, prefix)
+            return cls(lm if isinstance(lm, (LMConfig, Mapping)) else LMConfig(str(lm)), prefix)
         model = causal_lm_of(lm)
         if tokenizer is None:
             raise LanguageModelError(
-                f"{type(model).__name__} is in memory without its tokenizer. Pass it, too: "
-                "tokenizer=AutoTokenizer.from_pretrained(...)."
+                f"{type(model).__name__} is in memory, without a tokenizer. Pass tokenizer=..., "
+                "such as AutoTokenizer.from_pretrained(FOLDER)."
             )
-        loading.check_tokenizer(model, tokenizer)
+        where = LMConfig(model.name_or_path or ".")
+        stored = (Path(where.name_or_path) / "tokenizer_config.json").is_file()
+        checkpoint = loading.find_checkpoint(where) if stored else None
+        loading.check_tokenizer(tokenizer, model.config, checkpoint, tokenizer.name_or_path)
         return cls.from_module(model, tokenizer, prefix)
 
     @property
@@ -387,10 +372,13 @@ class LanguageModel(nn.Module):
             return self._logits(rows, whole, [token_ids], states)
 
     def head_rows(self) -> VocabularyRows | None:
-        """Return the rows of the output head.
+        """Return the rows of the output head; of an LM that is not loaded, as they are stored.
 
         They are None for a head that multiplies by more than its weight, such as a quantized one.
         """
+        if not self.is_loaded:
+            assert self.checkpoint is not None
+            return stored_head(self.checkpoint, self.tokenizer)
         head = heads.head_of(self.model)
         return HeldRows(head) if heads.is_plain(head) else None
 

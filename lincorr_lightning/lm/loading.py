@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -346,53 +345,36 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
     request = replace(checkpoint.request, name_or_path=name, **alone)
     tokenizer = _read_tokenizer(find_checkpoint(request, "the tokenizer"))
-    vocab_size = int(read_config(checkpoint, must_be_causal=False).get_text_config().vocab_size)
-    if why := _misfit(tokenizer, vocab_size, partial(_read_tokenizer, checkpoint)):
-        raise LanguageModelError(
-            f"the tokenizer {name} does not fit {checkpoint}: {why}. Pass the tokenizer that the "
-            "LM was trained with as lm.tokenizer, or null for its own."
-        )
+    check_tokenizer(tokenizer, read_config(checkpoint, must_be_causal=False), checkpoint, name)
     return tokenizer
 
 
-def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse the tokenizer of another LM than one in memory."""
-
-    def own() -> PreTrainedTokenizerBase:
-        if not model.name_or_path or not Path(model.name_or_path).is_dir():
-            raise LanguageModelError("it is in no folder")
-        return _read_tokenizer(find_checkpoint(LMConfig(model.name_or_path)))
-
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    if why := _misfit(tokenizer, vocab_size, own):
-        raise LanguageModelError(
-            f"the tokenizer does not fit {type(model).__name__}: {why}. Pass the tokenizer that "
-            "the LM was trained with."
-        )
-
-
-def _misfit(
+def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
-    vocab_size: int,
-    read_own: Callable[[], PreTrainedTokenizerBase],
-) -> str:
-    """Return why a tokenizer is not an LM's, if it is not; `read_own` reads the LM's own."""
+    config: PreTrainedConfig,
+    checkpoint: Checkpoint | None,
+    name: str,
+) -> None:
+    """Refuse a tokenizer that cannot be an LM's by its size, or by the LM's own, if it has one."""
     vocabulary = tokenizer.get_vocab()
     size, largest = len(vocabulary), max(vocabulary.values())
-    n_known = sum(token_id < vocab_size for token_id in vocabulary.values())
-    is_known = n_known >= _MIN_SHARED_FRACTION * size  # a few may be added, such as one for padding
-    if not is_known or size < _MIN_USED_FRACTION * vocab_size:
-        return f"it has {size:,} tokens with ids up to {largest}, the LM has {vocab_size:,} tokens"
-    try:
-        own = read_own().get_vocab()
-    except LanguageModelError:
-        return ""  # the checkpoint has no tokenizer to compare with
-    if len(own) < _MIN_USED_FRACTION * vocab_size:  # of missing files, or replaced since
-        return ""
-    n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
-    if n_equal >= _MIN_SHARED_FRACTION * min(size, len(own)):  # others may be added
-        return ""
-    return f"only {n_equal:,} of its {size:,} tokens have the ids of the LM's own tokenizer"
+    vocab_size = int(config.get_text_config().vocab_size)
+    why = f"it has {size:,} tokens with ids up to {largest}, and the LM has {vocab_size:,} tokens"
+    fits = largest < vocab_size and size >= _MIN_USED_FRACTION * vocab_size
+    if fits:
+        own: dict[str, int] = {}
+        with suppress(LanguageModelError):  # it has none
+            own = {} if checkpoint is None else _read_tokenizer(checkpoint).get_vocab()
+        if len(own) < _MIN_USED_FRACTION * vocab_size:  # of missing files, or replaced since
+            return
+        n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
+        why = f"only {n_equal:,} of its {size:,} tokens have the ids of the LM's own tokenizer"
+        fits = n_equal >= _MIN_SHARED_FRACTION * min(size, len(own))  # some may be added
+    if not fits:
+        raise LanguageModelError(
+            f"the tokenizer {name} does not fit {checkpoint or 'the LM in memory'}: {why}. Pass "
+            "the tokenizer that the LM was trained with as lm.tokenizer, or null for its own."
+        )
 
 
 def _tokenizer_class(checkpoint: Checkpoint) -> Any:

@@ -58,13 +58,7 @@ class HalfMoments(nn.Module):
 
 
 class ProbeSums(HalfMoments):
-    """What the probe adds up: the moments, and of the held-out half also r over labels, and rows.
-
-    Its arguments are those of `HalfMoments`.
-
-    Attributes:
-        kept: First columns of the rows of some held-out subjects, as `score_probe` takes them.
-    """
+    """The moments, and instance-wise r and the first columns of some rows of the held-out half."""
 
     def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:
         super().__init__(layout, chooses_ridges, **options)
@@ -82,10 +76,7 @@ class ProbeSums(HalfMoments):
                 cast(InstancewisePearson, metric).reset()
 
     def add_test(self, rows: Tensor, first: int, fitted: FittedMaps, n_shards: int = 1) -> None:
-        """Add held-out rows as they are read, and what the maps predict for them.
-
-        As `n_shards` ranks keep rows, each keeps that part.
-        """
+        """Add held-out rows as they are read; each of `n_shards` ranks keeps as many."""
         room = _MAX_KEPT // n_shards - sum(map(len, self.kept))
         self.kept.append(rows[: max(room, 0), : self.layout.n_kept].float().cpu())
         self.add("test", rows, first)
