@@ -1,6 +1,7 @@
 """Measure, watch and explain the linear correlation between kinds of knowledge in an LM."""
 
 import importlib
+import random
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,5 +42,8 @@ __dir__ = __all__.copy  # for completion
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+        state = random.getstate()  # from which rich draws when it is first imported
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        random.setstate(state)
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,9 +46,11 @@ def _as_the_program() -> Iterator[None]:
     """Compute as the program does, whatever settings of torch the caller is under."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
+    cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
     try:
-        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), products.fastest():
-            yield
+        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), cpu, gpu:  # noqa: SIM117
+            with products.fastest():
+                yield
     finally:
         torch.set_default_dtype(dtype)
 
@@ -205,6 +207,8 @@ def _arguments(kind: type, **given: Any) -> dict[str, Any]:
 
 def _settings(study: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of results as those of a run are."""
-    own = {name: value for name, value in data.items() if name not in ("lm", "training")}
+    own = {
+        name: value for name, value in data.items() if name not in ("lm", "training", "edits_of_lm")
+    }
     settings = plain({**study, "data": own, "matmul_precision": products.precision()})
     return dict(settings)

@@ -164,7 +164,12 @@ class LanguageModel(nn.Module):
                 raise ConfigError("the prefix is for LMs by name. Give it to the LanguageModel.")
             return lm
         if not isinstance(lm, nn.Module):
-            return cls(lm if isinstance(lm, (LMConfig, Mapping)) else LMConfig(str(lm)), prefix)
+            if tokenizer is not None or not isinstance(lm, (str, Path, LMConfig, Mapping)):
+                raise LanguageModelError(
+                    f"lm is {lm!r:.80}. Pass a name or folder alone, a LanguageModel, or a "
+                    "transformers model in memory with its tokenizer."
+                )
+            return cls(LMConfig(str(lm)) if isinstance(lm, (str, Path)) else lm, prefix)
         model = causal_lm_of(lm)
         if tokenizer is None:
             raise LanguageModelError(
@@ -174,7 +179,7 @@ class LanguageModel(nn.Module):
         where = LMConfig(model.name_or_path or ".")
         stored = (Path(where.name_or_path) / "tokenizer_config.json").is_file()
         checkpoint = loading.find_checkpoint(where) if stored else None
-        loading.check_tokenizer(tokenizer, model.config, checkpoint, tokenizer.name_or_path)
+        loading.check_tokenizer(tokenizer, model.config, checkpoint)
         return cls.from_module(model, tokenizer, prefix)
 
     @property

@@ -345,15 +345,12 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
     request = replace(checkpoint.request, name_or_path=name, **alone)
     tokenizer = _read_tokenizer(find_checkpoint(request, "the tokenizer"))
-    check_tokenizer(tokenizer, read_config(checkpoint, must_be_causal=False), checkpoint, name)
+    check_tokenizer(tokenizer, read_config(checkpoint, must_be_causal=False), checkpoint)
     return tokenizer
 
 
 def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-    config: PreTrainedConfig,
-    checkpoint: Checkpoint | None,
-    name: str,
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, checkpoint: Checkpoint | None
 ) -> None:
     """Refuse a tokenizer that cannot be an LM's by its size, or by the LM's own, if it has one."""
     vocabulary = tokenizer.get_vocab()
@@ -372,8 +369,8 @@ def check_tokenizer(
         fits = n_equal >= _MIN_SHARED_FRACTION * min(size, len(own))  # some may be added
     if not fits:
         raise LanguageModelError(
-            f"the tokenizer {name} does not fit {checkpoint or 'the LM in memory'}: {why}. Pass "
-            "the tokenizer that the LM was trained with as lm.tokenizer, or null for its own."
+            f"the tokenizer {tokenizer.name_or_path} does not fit {checkpoint or 'the LM'}: {why}. "
+            "Pass the one that the LM was trained with; lm.tokenizer null is its own."
         )
 
 
