@@ -125,9 +125,9 @@ def forecast(
     fields of `NearestWord`, a row per edit; what is no edit is left out with a warning.
 
     Example:
-        >>> table = forecast("tiny-world", [("Emma", "Rome"), ("Victor", "Madrid")])
+        >>> table = forecast("tiny-world", [("Emma", "Rome"), ("Victor", "Lyon")])
         >>> table[["answer", "nearest", "right"]].values.tolist()
-        []
+        [['Rome', 'Turkey', False], ['Lyon', 'France', True]]
     """
     lm = LanguageModel.of(lm, tokenizer)
     tokenized = TokenizedRelation.of(relation, Catalogue.load(*knowledge_files), lm.tokenizer)
@@ -156,10 +156,10 @@ def score(
     is read.
 
     Example:
-        >>> edits = [("Emma", "Rome"), ("Victor", "Madrid")]
+        >>> edits = [("Ryba", "Berlin"), ("Puroa", "Athens")]
         >>> results = score("tiny-world", "tiny-world-edited", edits, n_others=5, n_subjects=100)
-        >>> results.values["n_edits"], results.values["source_learned"]
-        (2, 0.0)
+        >>> results.values["source_learned"], results.values["generalized"]
+        (1.0, 0.5)
     """
     require("n_others", n_others, at_least=0)
     lm, edited = lms = [
