@@ -6,7 +6,6 @@ from typing import Any
 
 from lincorr_lightning.callbacks.periodic_callback import CallbackState
 from lincorr_lightning.callbacks.relation import RelationCallback
-from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.edits import nearness
 from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
@@ -65,12 +64,6 @@ class Forecast(RelationCallback):
     def prepare(self) -> None:
         if not self.state.words:
             by_answer = nearness(self.run.nearest_words, self._at.tokenized)
-            if by_answer is None:
-                raise LanguageModelError(
-                    f"{self.run.cache.lm.config.name_or_path} has a head that multiplies by more "
-                    "than its weight, such as a quantized one, so that its labels have no rows to "
-                    "compare. Forecast the edits with an LM that is not quantized."
-                )
             words = forecast_edits(by_answer, self._resolved.edits, self._at.tokenized)
             self.state.words = [asdict(word) for word in words]
 

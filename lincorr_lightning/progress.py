@@ -59,7 +59,7 @@ def progress(items: Iterable[T], doing: str, **bar: Any) -> Iterator[T]:
     """Yield items, on rank 0 with a bar if they take more than two seconds, or with `LoopLines`."""
     doing = printable(doing, "")
     hidden = getattr(rank_zero_only, "rank", 0) != 0
-    if hidden or sys.stderr.isatty():
+    if hidden or sys.stderr.isatty() or "ipykernel" in sys.modules:  # of a notebook
         yield from tqdm(items, doing, leave=False, delay=2, disable=hidden, **bar)
         return
     lines = LoopLines(doing, bar.get("total") or getattr(items, "__len__", int)())

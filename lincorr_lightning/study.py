@@ -1,8 +1,9 @@
 """The base of every study: what it refuses, what its checkpoints hold, where its results go."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
@@ -57,9 +58,25 @@ FIXED_TRAINING: tuple[type[callbacks.Callback], ...] = (callbacks.Timer, callbac
 """Callbacks that studies whose steps are fixed cannot take: they end early, or change weights."""
 
 
-def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
-    """Return settings that may come as a mapping, as a checkpoint's hyper-parameters do."""
+def as_settings(kind: type[T], value: T | Mapping[str, Any] | str) -> T:
+    """Return settings that may come as a mapping, as a checkpoint's do, or as the first of them."""
+    if isinstance(value, str):
+        return kind(value)  # type: ignore[call-arg]
     return kind(**value) if isinstance(value, Mapping) else value
+
+
+def takes_live_lm(init: Callable[..., None]) -> Callable[..., None]:
+    """Let a study's constructor take an LM in memory, with its `tokenizer`."""
+
+    @wraps(init)
+    def __init__(
+        self: Any, lm: Any = LMConfig(), *args: Any, tokenizer: Any = None, **options: Any
+    ) -> None:
+        if isinstance(lm, nn.Module):
+            lm = LanguageModel.of(lm, tokenizer, options.get("prefix", ""))
+        init(self, lm, *args, **options)
+
+    return __init__
 
 
 def without_chat(lm: LMConfig | Mapping[str, Any]) -> LMConfig:
@@ -72,6 +89,7 @@ def without_chat(lm: LMConfig | Mapping[str, Any]) -> LMConfig:
 
 def plain(value: Any) -> Any:
     """Return hyper-parameters as plain data, which is all that torch loads from a checkpoint."""
+    value = value.config if isinstance(value, LanguageModel) else value
     if is_dataclass(value):
         return asdict(value)  # type: ignore[arg-type]
     if isinstance(value, Mapping):
@@ -369,15 +387,26 @@ class LMStudy(Study):
     """A study of an LM, which it reads or trains.
 
     Checkpoints hold what is trained, and the LM's fingerprint in place of frozen weights. The
-    `prefix` is that of `LanguageModel`, for studies that read prompts.
+    `prefix` is that of `LanguageModel`, for studies that read prompts. A `LanguageModel` that is
+    loaded is only read: it is no part of the module, and so not moved, sharded or saved.
     """
+
+    lm: LanguageModel
 
     trains_lm: ClassVar[bool] = False
     """Whether the LM's own weights, or adapters in it, are trained."""
 
-    def __init__(self, lm: LMConfig | Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(
+        self, lm: LMConfig | Mapping[str, Any] | str | LanguageModel, prefix: str = ""
+    ) -> None:
         super().__init__()
-        self.lm = LanguageModel(as_settings(LMConfig, lm), prefix)
+        language_model = LanguageModel.of(lm, prefix=prefix)
+        if language_model.is_loaded:
+            if self.trains_lm:
+                raise ConfigError(f"{type(self).__name__} trains its LM. Pass a name or folder.")
+            self.__dict__["lm"] = language_model
+        else:
+            self.lm = language_model
         # `on_load_checkpoint` checks the keys, of which those of frozen weights are missing.
         self.strict_loading = False
         self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
@@ -410,6 +439,8 @@ class LMStudy(Study):
             )
         if not self.trains_lm and self.trainer.strategy.root_device.type == "mps":
             raise ConfigError("mps has no float64. Run with --trainer.accelerator cpu.")
+        if "lm" in self.__dict__:
+            refuse_sharding(self.trainer, f"{type(self).__name__} of an LM in memory")
         super().setup(stage)
 
     def configure_model(self) -> None:

@@ -27,6 +27,7 @@ LAYERS = [
     ["sae"],
     ["probe", "finetune", "ablation", "geometry", "flow", "pretraining"],
     ["callbacks"],
+    ["api"],
     ["cli"],
     ["reproduce"],
     ["__main__"],

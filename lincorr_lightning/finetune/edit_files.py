@@ -3,7 +3,7 @@
 import ast
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
@@ -16,7 +16,8 @@ from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.errors import SubjectsError, listed
 
 SEPARATOR = "|"  # of the target answers of a reference
-Edits = str | Path | Iterable[Mapping[str, Any]]  # a file, or its rows
+Edits = str | Path | Iterable[Any]
+"""A file of edits; or its rows as a DataFrame, as mappings, or as pairs of subject and answer."""
 nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
 Record = Mapping[str, Any]
@@ -78,7 +79,7 @@ def read_edits(
     if isinstance(source, (str, Path)):
         rows = read_rows(source, "edits")
     else:
-        rows = ((f"edit {number}", row) for number, row in enumerate(source, 1))
+        rows = _listed_rows(source, subject_key, answer_key)
     formats = {_PLAIN: Format((subject_key, answer_key), subject_key, answer_key), **FORMATS}
     unread: dict[str, None] = {}
     edits = [_raw_edit(row, where, str(i), formats, unread) for i, (where, row) in enumerate(rows)]
@@ -95,6 +96,18 @@ def read_edits(
             f"data.subject_key and data.answer_key), or a record of {', '.join(FORMATS)}."
         )
     return edits
+
+
+def _listed_rows(source: Any, *keys: str) -> Iterator[tuple[str, Any]]:
+    """Yield each row in memory with its place; pairs as mappings of the keys."""
+    if not isinstance(source, Iterable) or isinstance(source, Mapping):
+        raise SubjectsError(
+            f"the edits are of type {type(source).__name__}. Pass a file or rows with {keys}."
+        )
+    rows = source.to_dict("records") if hasattr(source, "to_dict") else source
+    for number, row in enumerate(rows, 1):
+        is_pair = isinstance(row, (tuple, list)) and len(row) == len(keys)
+        yield f"edit {number}", dict(zip(keys, row, strict=True)) if is_pair else row
 
 
 def _raw_edit(

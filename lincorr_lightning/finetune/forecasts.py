@@ -9,18 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
-from lincorr_lightning.finetune.edits import Edit, reference_mask, skip_counts, taught_labels
+from lincorr_lightning.finetune.edits import (
+    Edit,
+    nearness,
+    reference_mask,
+    skip_counts,
+    taught_labels,
+)
 from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.results import skipped_tables
 from lincorr_lightning.functional import macro_mean, risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.nearest_words import NearestWords
-from lincorr_lightning.lm.stored_rows import stored_head
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, column, number
 from lincorr_lightning.study import Study, without_chat
@@ -42,12 +46,19 @@ class NearestWord:
 
 
 def forecast_edits(
-    by_answer: Tensor, edits: Sequence[Edit], relation: TokenizedRelation
+    by_answer: Tensor | None, edits: Sequence[Edit], relation: TokenizedRelation
 ) -> list[NearestWord]:
     """Return the nearest word of each edit; no prompt is read.
 
-    `by_answer` is the `nearness` of the relation's labels, ``(n_target, n_source)``.
+    `by_answer` is the `nearness` of the relation's labels, ``(n_target, n_source)``; a
+    `LanguageModelError` without one.
     """
+    if by_answer is None:
+        raise LanguageModelError(
+            "the LM has a head that multiplies by more than its weight, such as a quantized one, "
+            "so that its labels have no rows to compare. Forecast the edits with an LM that is not "
+            "quantized."
+        )
     near = by_answer.T[taught_labels(edits)]
     is_right = reference_mask(edits, near.shape[1])
     margins = -risk(near, is_right)
@@ -158,11 +169,8 @@ class EditForecast(Study):
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
             raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")
-        assert self.lm.checkpoint is not None
-        head = stored_head(self.lm.checkpoint, self.lm.tokenizer)
-        self.lm_info = head.info
-        words = NearestWords(head, self.lm.config.name_or_path)
+        words: Any = self.lm.nearest_words()
+        self.lm_info = words.head.info
         relation = dataset.relation
-        by_answer = words.weights(relation.source.token_ids, relation.target.token_ids)
-        self.forecasts = forecast_edits(by_answer, dataset.edits, relation)
+        self.forecasts = forecast_edits(nearness(words, relation), dataset.edits, relation)
         return forecast_results(self.forecasts, relation.name, dataset.resolved.skipped)

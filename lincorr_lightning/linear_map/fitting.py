@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.errors import SubjectsError, require
+from lincorr_lightning.errors import SubjectsError, require, require_one_of
 from lincorr_lightning.functional import HALF_DECADES, Moments, moments_of
 from lincorr_lightning.functional.least_squares import strongest_within
 from lincorr_lightning.io import regular_file
@@ -41,7 +41,9 @@ _MIN_FITTED = 10  # subjects that must remain to fit a map on
 
 def check_ridge(ridge: Ridge, owner: str = "model") -> None:
     """Refuse a negative strength; messages name the `owner`, as in ``model.ridge``."""
-    if not isinstance(ridge, str):
+    if isinstance(ridge, str):
+        require_one_of(f"{owner}.ridge", ridge, ("auto", "a number"))
+    else:
         require(f"{owner}.ridge", ridge, at_least=0)
 
 

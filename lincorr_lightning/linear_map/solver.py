@@ -128,6 +128,12 @@ class FittedMaps:
         }
         return replace(self, maps=maps)
 
+    def predictions(self, rows: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield each source with predicted and true logits of all its targets, of joint rows."""
+        for source, solution in self.maps["y"].items():
+            x, y = self.layout.problems[source]["y"]
+            yield source, solution(rows[:, x]), rows[:, y]
+
     def weights(self, problem: str = "y") -> dict[Pair, Tensor]:
         """Return W of each pair, ``(n_target, n_source)``; none if there is no such problem."""
         return {

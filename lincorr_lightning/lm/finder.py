@@ -53,8 +53,8 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
     where = type(module).__name__ if name is None else f"{name!r} of {type(module).__name__}"
     if not lms:
         raise LanguageModelError(
-            f"there is no Hugging Face causal LM in {where}. Keep the transformers module (or a "
-            "LanguageModel) as an attribute of it."
+            f"there is no Hugging Face causal LM in {where}. Pass a decoder such as Llama, or a "
+            "module that has one (or a LanguageModel) as an attribute."
         )
     listed = ", ".join(f"{path} ({type(part).__name__})" for path, part in lms.items())
     raise LanguageModelError(f"there are several LMs in {where}: {listed}. Pass the name of one.")

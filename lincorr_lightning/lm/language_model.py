@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
@@ -20,17 +21,21 @@ from lincorr_lightning.lm import head as heads
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
+from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
 from lincorr_lightning.lm.state_cache import StateCache
+from lincorr_lightning.lm.stored_rows import stored_head
 from lincorr_lightning.lm.vocabulary_rows import HeldRows, VocabularyRows
 
 if TYPE_CHECKING:
     import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
 
+AnyLM = str | Path | LMConfig | Mapping[str, Any] | nn.Module
+"""An LM by its name or settings, as a `LanguageModel`, or any module that holds one."""
 P = ParamSpec("P")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -145,6 +150,37 @@ class LanguageModel(nn.Module):
         lm._prepare(tokenizer, model.config, prefix)
         lm._set_model(model)
         return lm
+
+    @classmethod
+    def of(
+        cls,
+        lm: AnyLM,
+        tokenizer: hf.PreTrainedTokenizerBase | None = None,
+        prefix: str = "",
+    ) -> LanguageModel:
+        """Return an LM by name or settings, or one in memory, with its tokenizer: `from_module`."""
+        if isinstance(lm, LanguageModel):
+            if prefix not in ("", lm.prompt_prefix):
+                raise ConfigError("the prefix is for LMs by name. Give it to the LanguageModel.")
+            return lm
+        if not isinstance(lm, nn.Module):
+            if tokenizer is not None or not isinstance(lm, (str, Path, LMConfig, Mapping)):
+                raise LanguageModelError(
+                    f"lm is {lm!r:.80}. Pass a name or folder alone, a LanguageModel, or a "
+                    "transformers model in memory with its tokenizer."
+                )
+            return cls(LMConfig(str(lm)) if isinstance(lm, (str, Path)) else lm, prefix)
+        model = causal_lm_of(lm)
+        if tokenizer is None:
+            raise LanguageModelError(
+                f"{type(model).__name__} is in memory, without a tokenizer. Pass tokenizer=..., "
+                "such as AutoTokenizer.from_pretrained(FOLDER)."
+            )
+        where = LMConfig(model.name_or_path or ".")
+        stored = (Path(where.name_or_path) / "tokenizer_config.json").is_file()
+        checkpoint = loading.find_checkpoint(where) if stored else None
+        loading.check_tokenizer(tokenizer, model.config, checkpoint)
+        return cls.from_module(model, tokenizer, prefix)
 
     @property
     def location(self) -> str:
@@ -341,10 +377,13 @@ class LanguageModel(nn.Module):
             return self._logits(rows, whole, [token_ids], states)
 
     def head_rows(self) -> VocabularyRows | None:
-        """Return the rows of the output head.
+        """Return the rows of the output head; of an LM that is not loaded, as they are stored.
 
         They are None for a head that multiplies by more than its weight, such as a quantized one.
         """
+        if not self.is_loaded:
+            assert self.checkpoint is not None
+            return stored_head(self.checkpoint, self.tokenizer)
         head = heads.head_of(self.model)
         return HeldRows(head) if heads.is_plain(head) else None
 

@@ -345,28 +345,33 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
     request = replace(checkpoint.request, name_or_path=name, **alone)
     tokenizer = _read_tokenizer(find_checkpoint(request, "the tokenizer"))
+    check_tokenizer(tokenizer, read_config(checkpoint, must_be_causal=False), checkpoint)
+    return tokenizer
+
+
+def check_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, checkpoint: Checkpoint | None
+) -> None:
+    """Refuse a tokenizer that cannot be an LM's by its size, or by the LM's own, if it has one."""
     vocabulary = tokenizer.get_vocab()
-    size = len(vocabulary)
-    largest = max(vocabulary.values())
-    vocab_size = int(read_config(checkpoint, must_be_causal=False).get_text_config().vocab_size)
+    size, largest = len(vocabulary), max(vocabulary.values())
+    vocab_size = int(config.get_text_config().vocab_size)
     why = f"it has {size:,} tokens with ids up to {largest}, and the LM has {vocab_size:,} tokens"
     fits = largest < vocab_size and size >= _MIN_USED_FRACTION * vocab_size
     if fits:
-        try:
-            replaced = _read_tokenizer(checkpoint).get_vocab()
-        except LanguageModelError:
-            return tokenizer  # the checkpoint has no tokenizer to compare with
-        if len(replaced) < size / 2:  # where files are missing, some have a few special tokens
-            return tokenizer
-        n_equal = sum(replaced.get(token) == token_id for token, token_id in vocabulary.items())
+        own: dict[str, int] = {}
+        with suppress(LanguageModelError):  # it has none
+            own = {} if checkpoint is None else _read_tokenizer(checkpoint).get_vocab()
+        if len(own) < _MIN_USED_FRACTION * vocab_size:  # of missing files, or replaced since
+            return
+        n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
         why = f"only {n_equal:,} of its {size:,} tokens have the ids of the LM's own tokenizer"
-        fits = n_equal >= _MIN_SHARED_FRACTION * size
+        fits = n_equal >= _MIN_SHARED_FRACTION * min(size, len(own))  # some may be added
     if not fits:
         raise LanguageModelError(
-            f"the tokenizer {name} does not fit {checkpoint}: {why}. Pass the tokenizer that the "
-            "LM was trained with as lm.tokenizer, or null for its own."
+            f"the tokenizer {tokenizer.name_or_path} does not fit {checkpoint or 'the LM'}: {why}. "
+            "Pass the one that the LM was trained with; lm.tokenizer null is its own."
         )
-    return tokenizer
 
 
 def _tokenizer_class(checkpoint: Checkpoint) -> Any:

@@ -1,12 +1,17 @@
 """What the probe and the study of resilience add up: moments of the joint rows of both halves."""
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half
 from lincorr_lightning.linear_map.fitting import FitMoments, split_rows
-from lincorr_lightning.linear_map.layout import JointLayout
-from lincorr_lightning.metrics import JointMoments
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.solver import FittedMaps
+from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+
+_MAX_KEPT = 2000  # held-out subjects whose logits are kept until the end, for standard errors
 
 
 class HalfMoments(nn.Module):
@@ -16,16 +21,17 @@ class HalfMoments(nn.Module):
         layout: Layout of the rows.
         chooses_ridges: Whether ridges are tried on a part of the fit half and judged on the rest,
             so that the labels of both parts have moments of their own.
+        **options: Those of a torchmetrics ``Metric``.
     """
 
-    def __init__(self, layout: JointLayout, chooses_ridges: bool) -> None:
+    def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:
         super().__init__()
         self.layout = layout
         columns = layout.n_columns, layout.blocks
         labels = layout.n_labels, layout.blocks[:1]
-        self.fit, self.test = JointMoments(*columns), JointMoments(*columns)
-        self.trying = JointMoments(*labels) if chooses_ridges else None
-        self.judging = JointMoments(*labels) if chooses_ridges else None
+        self.fit, self.test = (JointMoments(*columns, **options) for _ in range(2))
+        self.trying = JointMoments(*labels, **options) if chooses_ridges else None
+        self.judging = JointMoments(*labels, **options) if chooses_ridges else None
 
     def reset(self, half: Half) -> None:
         """Forget the rows of a half."""
@@ -49,3 +55,41 @@ class HalfMoments(nn.Module):
         """Return what maps are fitted on, of all ranks, which must all call it."""
         parts = [self.fit, self.trying, self.judging]
         return FitMoments(*(metric.gather() for metric in parts if metric is not None))
+
+
+class ProbeSums(HalfMoments):
+    """The moments, and instance-wise r and the first columns of some rows of the held-out half."""
+
+    def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:
+        super().__init__(layout, chooses_ridges, **options)
+        self.instancewise = nn.ModuleList(
+            InstancewisePearson([layout.sizes[target] for target in layout.targets[s]], **options)
+            for s in layout.sources
+        )
+        self.kept: list[Tensor] = []
+
+    def reset(self, half: Half) -> None:
+        super().reset(half)
+        if half == "test":
+            self.kept.clear()
+            for metric in self.instancewise:
+                cast(InstancewisePearson, metric).reset()
+
+    def add_test(self, rows: Tensor, first: int, fitted: FittedMaps, n_shards: int = 1) -> None:
+        """Add held-out rows as they are read; each of `n_shards` ranks keeps as many."""
+        room = _MAX_KEPT // n_shards - sum(map(len, self.kept))
+        self.kept.append(rows[: max(room, 0), : self.layout.n_kept].float().cpu())
+        self.add("test", rows, first)
+        predictions = fitted.to(rows.device).predictions(rows)
+        for metric, (_, predicted, y) in zip(self.instancewise, predictions, strict=True):
+            cast(InstancewisePearson, metric).update(predicted, y)
+
+    def instance_r(self) -> dict[Pair, float]:
+        """Return the mean instance-wise r of each pair, over all ranks, which must all call it."""
+        instance: dict[Pair, float] = {}
+        for source, metric in zip(self.layout.sources, self.instancewise, strict=True):
+            # torchmetrics squeezes the result of a source with a single target
+            means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
+            targets = self.layout.targets[source]
+            instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
+        return instance

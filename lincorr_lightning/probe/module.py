@@ -1,7 +1,7 @@
 """The linear probe: fit and score ``F_target(X) = W F_source(X) + b`` (paper section 3.2)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,27 +19,20 @@ from lincorr_lightning.functional import HALF_DECADES, Moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
+from lincorr_lightning.linear_map.baselines import beside_baselines
 from lincorr_lightning.linear_map.fitting import Ridge, check_ridge, fit_maps, require_held_out
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
-from lincorr_lightning.linear_map.scores import (
-    PairScore,
-    over_wordings,
-    ridge_paths,
-    score_maps,
-    with_numbers,
-)
+from lincorr_lightning.linear_map.scores import over_wordings, ridge_paths, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, Solution, split_targets
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_data
-from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe import significance
-from lincorr_lightning.probe.accumulation import HalfMoments
+from lincorr_lightning.probe.accumulation import ProbeSums
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_epoch
-
-_MAX_KEPT = 2000  # held-out subjects whose logits are kept until the end, for standard errors
+from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_epoch, takes_live_lm
 
 
 class LinearProbe(LMStudy):
@@ -53,7 +46,8 @@ class LinearProbe(LMStudy):
     Every step takes a `SubjectBatch`, from `SubjectsDataModule` or any other DataLoader.
 
     Args:
-        lm: The language model.
+        lm: The language model: its settings or name, a `LanguageModel`, or a module in memory with
+            its `tokenizer`, which stays where it is and is not part of this module.
         knowledge: Kinds of knowledge, by name or family (``attribute``, ``math``, ``all``).
         pairs: Ordered pairs to fit, as ``city->country``; null fits every ordered pair.
         knowledge_files: YAML files with knowledge of your own, and relation files of LRE.
@@ -80,6 +74,7 @@ class LinearProbe(LMStudy):
     step_setting = "data.batch_size"
     refused_callbacks = FIXED_TRAINING
 
+    @takes_live_lm
     def __init__(
         self,
         lm: LMConfig = LMConfig(),
@@ -117,11 +112,7 @@ class LinearProbe(LMStudy):
             n_random=random_labels,
             wordings="paraphrases" if paraphrases else "templates",
         )
-        self.moments = HalfMoments(self.layout, chooses_ridges=ridge == "auto")
-        self.instancewise = nn.ModuleList(
-            InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets[s]])
-            for s in self.layout.sources
-        )
+        self.sums = ProbeSums(self.layout, chooses_ridges=ridge == "auto")
         # DDP needs a parameter, and `ModelCheckpoint` a step of its optimizer.
         self.placeholder = nn.Parameter(torch.zeros(()))
         self.automatic_optimization = False
@@ -131,7 +122,6 @@ class LinearProbe(LMStudy):
         self.fit_subjects: list[str] = []
         self._findings: ProbeFindings | None = None
         self._batches: dict[Half, list[SubjectBatch]] = {"fit": [], "test": []}
-        self._kept: list[Tensor] = []
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return an optimizer, although least squares need none."""
@@ -151,22 +141,16 @@ class LinearProbe(LMStudy):
 
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
-        return domain_rows(self.lm, self.layout.reads, subjects)
+        return domain_rows(self.lm, self.layout.reads, subjects).to(self.device)
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
         """Return the predicted target logits of every pair, from joint rows."""
+        assert self.fitted is not None
         return {
             (source, target): logits
-            for source, predicted, _ in self._predict(rows)
+            for source, predicted, _ in self.fitted.to(rows.device).predictions(rows)
             for target, logits in split_targets(self.layout, source, predicted)
         }
-
-    def _predict(self, rows: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield each source with the predicted and the true logits of all its targets."""
-        assert self.fitted is not None
-        for source, solution in self.fitted.to(rows.device).maps["y"].items():
-            x, y = self.layout.problems[source]["y"]
-            yield source, solution(rows[:, x]), rows[:, y]
 
     def _gather_subjects(self, half: Half) -> list[str]:
         """Return the subjects that all ranks read, in order; all ranks must call it."""
@@ -175,7 +159,7 @@ class LinearProbe(LMStudy):
 
     def on_train_epoch_start(self) -> None:
         self._batches["fit"].clear()
-        self.moments.reset("fit")
+        self.sums.reset("fit")
 
     def training_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add a batch to the moments, and solve after the last one.
@@ -185,23 +169,13 @@ class LinearProbe(LMStudy):
         rows = self.joint_rows(batch.subjects)
         if not batch.is_padding:
             self._batches["fit"].append(batch)
-            self.moments.add("fit", rows, batch.first)
+            self.sums.add("fit", rows, batch.first)
         if self.trainer.is_last_batch:
-            self.fitted = fit_maps(self.moments.gather_fit(), self.layout, self.ridge)
+            self.fitted = fit_maps(self.sums.gather_fit(), self.layout, self.ridge)
             self.fitted_with = self.ridge
             self.fit_subjects = self._gather_subjects("fit")
-            self._warn_of_few_subjects(self.fitted)
+            warn_of_few_subjects(self.fitted)
             cast(LightningOptimizer, self.optimizers()).step()
-
-    def _warn_of_few_subjects(self, fitted: FittedMaps) -> None:
-        plain = {stem(source) for (source, _), ridge in fitted.ridges.items() if ridge == 0}
-        n_labels, source = max(((self.layout.sizes[s], s) for s in plain), default=(0, ""))
-        if n_labels >= fitted.n:
-            rank_zero_warn(
-                f"the maps are fitted on {fitted.n:,} subjects, but {source} has {n_labels:,} "
-                "labels: without a ridge they fit these subjects exactly, and do not generalize "
-                "to others. Raise data.n_subjects, or set model.ridge to auto."
-            )
 
     def _check_fitted(self) -> None:
         doing = self.trainer.state.fn
@@ -213,11 +187,8 @@ class LinearProbe(LMStudy):
 
     def on_validation_epoch_start(self) -> None:
         self._check_fitted()
-        self.moments.reset("test")
-        for metric in self.instancewise:
-            cast(InstancewisePearson, metric).reset()
+        self.sums.reset("test")
         self._batches["test"].clear()
-        self._kept.clear()
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -229,11 +200,8 @@ class LinearProbe(LMStudy):
         if batch.is_padding:
             return
         self._batches["test"].append(batch)
-        room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, self._kept))
-        self._kept.append(rows[: max(room, 0), : self.layout.n_kept].float().cpu())
-        self.moments.add("test", rows, batch.first)
-        for metric, (_, predicted, y) in zip(self.instancewise, self._predict(rows), strict=True):
-            cast(InstancewisePearson, metric).update(predicted, y)
+        assert self.fitted is not None
+        self.sums.add_test(rows, batch.first, self.fitted, data_shard(self.trainer).n)
 
     test_step = validation_step
 
@@ -241,49 +209,21 @@ class LinearProbe(LMStudy):
         if self.trainer.sanity_checking:
             return
         assert self.fitted is not None
-        test, fitted = self.moments.test.gather(), self.fitted.to(self.device)
+        test, fitted = self.sums.test.gather(), self.fitted.to(self.device)
         self.fitted = replace(fitted, moments=None, solvers={})  # which take memory
-        if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
-            raise LanguageModelError(
-                f"{self.lm.config.name_or_path} has the same logits after every subject: it does "
-                "not read its prompts. Its config.json or weights are wrong; copy them again."
-            )
-        wordings, label_counts = self._score(fitted, test)
-        scores = [*over_wordings({score.ends: score for score in wordings}).values()]
-        scores = with_numbers(scores, significance.p_values(scores))
+        phase = "test" if self.trainer.testing else "val"
+        subjects = {"fit": self.fit_subjects, "test": self._gather_subjects("test")}
+        instance, kept = self.sums.instance_r(), [*chain(*gather(self.sums.kept))]
+        self.sums.kept.clear()
+        self._findings = score_probe(
+            fitted, test, instance, kept, self.lm, self.random_labels, subjects, phase
+        )
+        scores = self._findings.scores
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
-        phase = "test" if self.trainer.testing else "val"
         self.log(f"{phase}/label_mean", mean, prog_bar=True)
-        self._findings = ProbeFindings(
-            phase=phase,
-            scores=scores,
-            wordings=wordings,
-            weights={pair: w.cpu().numpy() for pair, w in fitted.weights().items()},
-            layout=self.layout,
-            path=[over_wordings(point) for point in ridge_paths(fitted, test, HALF_DECADES)],
-            label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
-            subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
-            n_fit=fitted.n,
-            n_test=int(test.n),
-        )
 
     on_test_epoch_end = on_validation_epoch_end
-
-    def _score(self, fitted: FittedMaps, test: Moments) -> tuple[list[PairScore], list[LabelCount]]:
-        layout, instance = self.layout, dict[Pair, float]()
-        for source, metric in zip(layout.sources, self.instancewise, strict=True):
-            # torchmetrics squeezes the result of a source with a single target
-            means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
-            targets = layout.targets[source]
-            instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
-        none = torch.zeros(0, layout.n_kept)
-        kept = torch.cat([none, *chain(*gather(self._kept))])
-        self._kept.clear()
-        scores = score_maps(fitted, test, instance)
-        scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
-        scores = with_numbers(scores, significance.partial_correlations(scores, fitted, test))
-        return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 
     def on_predict_start(self) -> None:
         self._check_fitted()
@@ -390,3 +330,57 @@ class LinearProbe(LMStudy):
             }
             ridges = dict(zip(self.layout.pairs, fitted["ridges"], strict=True))
             self.fitted = FittedMaps(self.layout, ridges, maps, fitted["n"])
+
+
+def score_probe(
+    fitted: FittedMaps,
+    test: Moments,
+    instance: Mapping[Pair, float],
+    kept: Sequence[Tensor],
+    lm: LanguageModel,
+    random_labels: int,
+    subjects: Mapping[Any, Sequence[str]],
+    phase: str = "val",
+) -> ProbeFindings:
+    """Score maps on held-out subjects.
+
+    `fitted` are on the device of `test`, the moments of all held-out rows; `kept` are the first
+    columns of some of them, ``(n, n_kept)`` each, and `instance` is the instance-wise r.
+    """
+    if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
+        raise LanguageModelError(
+            f"{lm.config.name_or_path} has the same logits after every subject: it does not read "
+            "its prompts. Its config.json or weights are wrong; copy them again."
+        )
+    layout = fitted.layout
+    rows = torch.cat([torch.zeros(0, layout.n_kept), *kept])
+    scores = score_maps(fitted, test, instance)
+    scores = with_numbers(scores, significance.standard_errors(fitted, test, rows))
+    scores = with_numbers(scores, significance.partial_correlations(scores, fitted, test))
+    wordings, counts = beside_baselines(scores, fitted, test, lm, random_labels, rows=rows)
+    scores = [*over_wordings({score.ends: score for score in wordings}).values()]
+    return ProbeFindings(
+        phase=phase,
+        scores=with_numbers(scores, significance.p_values(scores)),
+        wordings=wordings,
+        weights={pair: w.cpu().numpy() for pair, w in fitted.weights().items()},
+        layout=layout,
+        path=[over_wordings(point) for point in ridge_paths(fitted, test, HALF_DECADES)],
+        label_counts=[one for one in counts if one.pair == stem(one.pair)],
+        subjects=subjects,
+        n_fit=fitted.n,
+        n_test=int(test.n),
+    )
+
+
+def warn_of_few_subjects(fitted: FittedMaps) -> None:
+    """Warn if maps without a ridge have as many source labels as subjects, or more."""
+    sizes = fitted.layout.sizes
+    plain = {stem(source) for (source, _), ridge in fitted.ridges.items() if ridge == 0}
+    n_labels, source = max(((sizes[s], s) for s in plain), default=(0, ""))
+    if n_labels >= fitted.n:
+        rank_zero_warn(
+            f"the maps are fitted on {fitted.n:,} subjects, but {source} has {n_labels:,} labels: "
+            "without a ridge they fit these subjects exactly, and do not generalize to others. "
+            "Raise data.n_subjects, or set model.ridge to auto."
+        )

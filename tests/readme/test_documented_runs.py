@@ -196,12 +196,13 @@ def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     hugging_face = next(block for block in blocks("python") if "HuggingFaceCallback" in block)
+    api = next(block for block in blocks("python") if "import correlate" in block)
     probe, own_module, features, stopping = sorted(
         with_own_files(
             [
                 one
                 for one in blocks("python")
-                if one != hugging_face and "register_format" not in one
+                if one not in (hugging_face, api) and "register_format" not in one
             ]
         ),
         key=lambda block: "StopAtLeak" in block,
@@ -228,6 +229,9 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     }
     exec(compile(hugging_face, "own_module.md", "exec"), script | theirs)
     assert list(Path("out").rglob("cases.csv"))
+    exec(compile(*with_own_files([api, "api.md"]), "exec"), {})
+    assert "linear_probe of tiny-world" in capsys.readouterr().out
+    assert SavedRun.read("runs/my_probe").figures
     names: dict[str, Any] = {}
     exec(compile(features, "feature_flow.md", "exec"), names)
     assert names["logits"].shape[:2] == names["features"].shape[:2]

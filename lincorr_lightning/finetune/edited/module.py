@@ -1,6 +1,7 @@
 """Edits made elsewhere: what they did to an LM, from the LM before and after them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -89,46 +90,81 @@ class EditedLM(LMStudy):
         dataset = getattr(self.trainer.test_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset) or not dataset.resolved.rows:
             raise ConfigError("EditedLM needs data.edits_file, the file of the LM's edits.")
-        edits = dataset.resolved
-        lm = self.lm
-        # An LM may have learned skipped rows, too.
-        subjects = {*edits.subjects, *(row.subject for row in edits.skipped)}
-        others = sample_up_to(lm.tokenizer, self.n_others, subjects, dataset.seed, self.others_kind)
-        fitted = sample_fitted_subjects(lm.tokenizer, self.n_subjects, subjects.union(others))
-        domains = edit_domains(edits.relation, self.controls, edits.catalogue, lm.tokenizer)
-        edited_lms: dict[str, list[int]] = {}  # edits by folder, which is empty for `model.lm`
-        for i, row in enumerate(edits.rows):
-            edited_lms.setdefault(row.lm, []).append(i)
-        for folder, ids in edited_lms.items():
-            try:
-                _require_same_tokens(self._edited_lm(folder), lm, list(domains.values()))
-            except LincorrError as error:
-                where = edits.rows[ids[0]].where if folder else "model.lm"
-                raise ConfigError(f"{where}: {error}") from error
-        lm.load().to(self.device)
-        before = _read(lm, domains, edits, range(len(edits.edits)), others)
-        linear_map = fit_linear_map(lm, edits.relation, fitted)
-        maps = linear_map.weight(edits.relation.name), nearness(lm.nearest_words(), edits.relation)
-        infos = [_info(lm)]
-        del lm.model
-        after = []
-        for folder, ids in edited_lms.items():
-            edited = self._edited_lm(folder)
-            edited.load().to(self.device)
-            after.append(_read(edited, domains, edits, ids, others))
-            infos.append(_info(edited))
-            del edited.model
-        self.lm_info = infos[1]
-        joined = Reading(
-            concatenate([part.logits for part in after]),
-            concatenate([part.paraphrases for part in after]),
+        results = measure_edits(
+            dataset.resolved,
+            self.lm,
+            self._edited_lm,
+            self._held,
+            controls=self.controls,
+            n_others=self.n_others,
+            others_kind=self.others_kind,
+            n_subjects=self.n_subjects,
+            seed=dataset.seed,
         )
-        return edited_results(edits, before, joined, maps, infos, len(others))
+        self.lm_info = results.lm
+        return results
+
+    @contextmanager
+    def _held(self, lm: LanguageModel) -> Iterator[None]:
+        lm.load().to(self.device)
+        yield
+        del lm.model
 
     def _edited_lm(self, folder: str) -> LanguageModel:
         if not folder:
             return self.edited
         return self.other_lm(replace(self.edited.config, name_or_path=folder))
+
+
+def measure_edits(
+    edits: ResolvedEdits,
+    lm: LanguageModel,
+    edited_lm: Callable[[str], LanguageModel],
+    held: Callable[[LanguageModel], AbstractContextManager[object]],
+    *,
+    controls: Sequence[str],
+    n_others: int,
+    others_kind: SubjectKind,
+    n_subjects: int,
+    seed: int,
+) -> Results:
+    """Return what edits did to an LM, with the options of `EditedLM`.
+
+    `edited_lm` returns the LM of a folder, or the edited one if there is none; `held` a context in
+    which an LM is in memory, never two at once.
+    """
+    # An LM may have learned skipped rows, too.
+    subjects = {*edits.subjects, *(row.subject for row in edits.skipped)}
+    others = sample_up_to(lm.tokenizer, n_others, subjects, seed, others_kind)
+    fitted = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects.union(others))
+    domains = edit_domains(edits.relation, controls, edits.catalogue, lm.tokenizer)
+    folders: dict[str, list[int]] = {}  # edits by folder, which is empty for the one edited LM
+    for i, row in enumerate(edits.rows):
+        folders.setdefault(row.lm, []).append(i)
+    for folder, ids in folders.items():
+        try:
+            _require_same_tokens(edited_lm(folder), lm, list(domains.values()))
+        except LincorrError as error:
+            where = edits.rows[ids[0]].where if folder else "model.lm"
+            raise ConfigError(f"{where}: {error}") from error
+    with held(lm):
+        before = _read(lm, domains, edits, range(len(edits.edits)), others)
+        linear_map = fit_linear_map(lm, edits.relation, fitted)
+        near = nearness(lm.nearest_words(), edits.relation)
+        maps = linear_map.weight(edits.relation.name), near
+        infos = [_info(lm)]
+    after = []
+    for folder, ids in folders.items():
+        edited = edited_lm(folder)
+        with held(edited):
+            after.append(_read(edited, domains, edits, ids, others))
+            infos.append(_info(edited))
+    joined = Reading(
+        concatenate([part.logits for part in after]),
+        concatenate([part.paraphrases for part in after]),
+    )
+    results = edited_results(edits, before, joined, maps, infos, len(others))
+    return replace(results, lm=infos[1])
 
 
 def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list[Domain]) -> None:
