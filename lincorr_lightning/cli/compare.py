@@ -12,7 +12,7 @@ from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.compare import compare_runs, readable
 from lincorr_lightning.results.report import PageSection, write_page
 from lincorr_lightning.results.results import RESULTS_FILE, Results
-from lincorr_lightning.results.saved_run import SavedRun, sentences_text, table_text
+from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, sentences_text, table_text
 from lincorr_lightning.terminal import write_out
 
 _MAX_CONSOLE_ROWS = 5
@@ -20,10 +20,11 @@ _HELP = """Show finished runs of one study as a table: a row per run, columns ar
 which they differ and the study's main numbers. Runs that differ by a seed alone are one row, with
 mean and standard deviation. Two other runs are shown side by side: their numbers with differences,
 second minus first, and 95 % intervals over edits, labels or prompts, paired where both runs have
-the same. For example
+the same. Checkpoints of an LM in training are probed and shown over their steps. For example
 
   lincorr compare runs/linear_probe/version_* --output sweep.csv
   lincorr compare runs/linear_probe/version_0 runs/linear_probe/version_1 --output runs/compared
+  lincorr compare training/checkpoint-* --pair "city->country" --output curve.png
 """
 
 
@@ -31,17 +32,35 @@ def compare(args: Sequence[str]) -> Results:
     """Compare runs as the command line behind ``lincorr compare`` says."""
     as_written: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="lincorr compare", description=_HELP, **as_written)
-    runs = "folders of two or more finished runs, or folders that hold them"
+    runs = "folders of two or more finished runs, or that hold them; or checkpoints of one LM"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
     output = "FILE.csv, FILE.html or FILE.png to write the table, a page or the figure to, or a "
     parser.add_argument("--output", help=f"{output}folder for all of them")
+    pair = "pair that checkpoints of LMs are probed for (default: %(default)s)"
+    parser.add_argument("--pair", default="city->country", help=pair)
+    n_subjects = "subjects of each of these probes (default: %(default)s)"
+    parser.add_argument("--n_subjects", type=int, default=1000, help=n_subjects)
+    parser.add_argument("--lm", help="LM that checkpoints of Lightning (.ckpt) have weights of")
+    prefix = "what their keys have before the LM's own names, such as model."
+    parser.add_argument("--key_prefix", default="", help=prefix)
     options = parser.parse_args(args)
     folders = [folder for name in options.runs for folder in _folders_of_runs(Path(name))]
+    are_lms = [*map(_is_lm, folders)]
     if len(folders) < 2:
         parser.error(f"{options.runs[0]} is a single run: name two or more to compare")
     if options.output and (Path(options.output) / RESULTS_FILE).exists():
         raise ReportError(f"--output {options.output} is the folder of a run. Name another one.")
-    results = compare_runs(*map(SavedRun.read, folders))
+    if all(are_lms):
+        from lincorr_lightning.cli.lm_curve import curve  # here: it imports torch
+
+        given = options.pair, options.n_subjects, options.lm, options.key_prefix
+        results = curve(folders, *given)
+    elif any(are_lms):
+        names = (folders[are_lms.index(is_lm)] for is_lm in (True, False))
+        lm, run = names
+        raise ReportError(f"{lm} is an LM, {run} is none. Name runs alone, or LMs alone.")
+    else:
+        results = compare_runs(*map(SavedRun.read, folders))
     headlines = [table for table in results.tables if table.headline]
     tables = table_text(readable(table, _MAX_CONSOLE_ROWS) for table in headlines)
     write_out(sentences_text(results.verdict) + tables)
@@ -60,6 +79,13 @@ def _folders_of_runs(path: Path) -> list[Path]:
         key=lambda folder: [int(x) if x.isdecimal() else x for x in numbers.split(str(folder))]
     )
     return found or [path]
+
+
+def _is_lm(path: Path) -> bool:
+    if path.suffix == ".ckpt":
+        return True
+    is_run = any((path / name).exists() for name in (RESULTS_FILE, CONFIG_FILE))
+    return not is_run and any((path / f"{x}config.json").is_file() for x in ("", "adapter_"))
 
 
 def _write(results: Results, output: Path, n_runs: int) -> str:
