@@ -113,8 +113,8 @@ def _load(path: Path, base: str | None, prefix: str) -> LanguageModel:
         fits = next((each for each, _ in ends.most_common() if not misfit(each)), None)
         way_out = f"Pass --key_prefix {fits}" if fits is not None else "Name the LM that it is of"
         raise CheckpointError(
-            f"{path}: its key {wrong} {[*shapes.get(wrong, ())]} is none of {base} below the prefix "
-            f"{prefix!r}. {way_out}."
+            f"{path}: its key {wrong} {[*shapes.get(wrong, ())]} is none of {base}, below the "
+            f"prefix {prefix!r}. {way_out}."
         )
     weights = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
     # What a checkpoint leaves out, such as frozen weights, is the LM's own.
