@@ -106,6 +106,11 @@ class RunLogger(TensorBoardLogger):
         return self._claimed
 
     @property
+    def has_folder(self) -> bool:
+        """Whether this logger has made its folder."""
+        return self._claimed is not None
+
+    @property
     def experiment(self) -> Any:
         """The writer, which would fail without its folder."""
         if self._experiment is not None:

@@ -102,3 +102,36 @@ def test_allocators_without_an_exception_of_their_own() -> None:
     assert oom_reason(RuntimeError(cpu)) == oom_reason(RuntimeError(cublas))
     assert oom_reason(RuntimeError(cpu))
     assert oom_reason(RuntimeError("shapes differ")) is None
+
+
+@pytest.mark.parametrize("logger", [[], ["--trainer.logger=false"]], ids=["TensorBoard", "none"])
+@pytest.mark.parametrize("error", [MemoryError("of the machine"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    ("hook", "is_kept"),
+    [
+        ("on_fit_start", False),
+        ("on_train_start", False),  # the config has been written, and event files are open
+        ("on_train_batch_start", True),
+    ],
+)
+def test_a_run_that_fails_before_its_first_batch_leaves_no_folder(
+    hook: str,
+    is_kept: bool,
+    error: BaseException,
+    logger: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (earlier := tmp_path / "pretraining" / "version_0").mkdir(
+        parents=True
+    )  # empty, but not its own
+
+    def fail(*args: Any) -> None:
+        assert list(tmp_path.rglob("config.yaml")) == [earlier.parent / "version_1/config.yaml"]
+        raise error
+
+    monkeypatch.setattr(Pretraining, hook, fail, raising=False)
+    with pytest.raises((LanguageModelError, SystemExit)):
+        main(SMALL_RUNS["pretraining"].command(tmp_path, tmp_path, *logger))
+    left = {path.name for path in earlier.parent.iterdir()}
+    assert left == {"version_0", *["version_1"] * is_kept}

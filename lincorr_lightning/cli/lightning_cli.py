@@ -50,7 +50,13 @@ from lincorr_lightning.lightning_workarounds import (
 )
 from lincorr_lightning.lm import products
 from lincorr_lightning.progress import ProgressLines
-from lincorr_lightning.results.run_folder import RunFolder, is_dry_run, run_folder, study_name
+from lincorr_lightning.results.run_folder import (
+    RunFolder,
+    is_dry_run,
+    remove_if_empty,
+    run_folder,
+    study_name,
+)
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
 from lincorr_lightning.study import Study, handed_over
@@ -237,7 +243,11 @@ class LincorrCLI(LightningCLI):
             exit_with_parent()
         try:
             super()._run_subcommand(subcommand)
-        except Exception as error:
+        except BaseException as error:
+            if is_first:
+                remove_if_empty(self.trainer)
+            if not isinstance(error, Exception):  # such as a signal
+                raise
             path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")
             explained = run_error(error, path, self.model, self.datamodule)
             if explained is None:

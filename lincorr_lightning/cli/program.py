@@ -17,7 +17,7 @@ from lincorr_lightning.version import __version__
 _MODULES = {
     "audit": "knowledge.audit",
     "report": "results.report",
-    "compare": "results.compare",
+    "compare": "cli.compare",
     "weights": "linear_map.weights",
     "cache": "lm.state_folder",
     "reproduce": "reproduce",
@@ -26,7 +26,7 @@ _OWN_PARSER = ("report", "compare", "weights", "reproduce")
 COMMANDS = {
     "audit": "Show which answers are labels of an LM, and why others are not.",
     "report": "Write an HTML page of finished runs, and LaTeX and Markdown tables.",
-    "compare": "Show two finished runs of one study side by side, with errors.",
+    "compare": "Show finished runs of one study as a table, or two with differences and errors.",
     "weights": "Show the highest weights of a label in W, and another label's rank.",
     "cache": "Show or clear the states of LMs that model.lm.state_cache keeps.",
     "reproduce": "Write one page of all tables and figures of the paper on your LM.",

@@ -1,45 +1,40 @@
-"""The command ``lincorr compare``: two finished runs of one study side by side."""
+"""Two finished runs of one study side by side, with errors; more of them as a table."""
 
-import argparse
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
-from pathlib import Path
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 from pandas import DataFrame, concat
-from pandas.api.types import is_bool_dtype, is_float_dtype, is_numeric_dtype
+from pandas.api.types import is_bool_dtype
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import load_yaml
 from lincorr_lightning.results import report as pages
 from lincorr_lightning.results.differences import difference_of_means
-from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
-from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, table_text
-from lincorr_lightning.results.table import Mean, Table, clean, column, show
-from lincorr_lightning.terminal import write_out
+from lincorr_lightning.results.figures import differences_figure
+from lincorr_lightning.results.results import MAX_SENTENCES, Figure, Results
+from lincorr_lightning.results.runs_table import (
+    are_numbers,
+    differing,
+    row_keys,
+    runs_table,
+    settings_and_seeds,
+    values_table,
+    with_deviations,
+)
+from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.table import Mean, Table, column, show
 
 _SIDES = ("first", "second")
-_MAX_CONSOLE_ROWS = 5
 _MAX_PAGE_ROWS = 100
-_MAX_FIGURE_ROWS = 12
-_MAX_PANELS = 8
 _MAX_NAME = 16
 _NOTE = (
     "Difference: second minus first; of percentages, in points. 95 %: its interval over n units of "
     "each run, such as edits or labels. Units that are in both runs, (n), count as pairs; where "
     "only some are, a further row has these alone. No interval: no table has a row per unit."
 )
-_HELP = """Show two finished runs of one study side by side: in what LM, settings and versions they
-differ, and their numbers with differences, second minus first, and 95 % intervals over edits,
-labels or prompts, paired where both runs have the same. For example
-
-  lincorr compare runs/linear_probe/version_0 runs/linear_probe/version_1 --output runs/compared
-"""
 _Pair = tuple[Table, Table]  # of two runs
 _FLOATS = npt.NDArray[np.float64]
 
@@ -65,62 +60,52 @@ class ComparedNumber:
     format: str = ""
 
 
-def compare(args: Sequence[str]) -> Results:
-    """Compare two runs as the command line behind ``lincorr compare`` says."""
-    as_written: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(prog="lincorr compare", description=_HELP, **as_written)
-    runs = "folders of two finished runs; differences are the second's numbers minus the first's"
-    parser.add_argument("runs", nargs=2, metavar="RUN", help=runs)
-    parser.add_argument("--output", help="folder to write a page, all tables and a figure to")
-    options = parser.parse_args(args)
-    if options.output and (Path(options.output) / RESULTS_FILE).exists():
-        raise ReportError(f"--output {options.output} is the folder of a run. Name another one.")
-    results = compare_runs(*map(SavedRun.read, options.runs))
-    headlines = (table for table in results.tables if table.headline)
-    write_out(table_text(_shown(table, _MAX_CONSOLE_ROWS) for table in headlines))
-    if options.output:
-        results.write_parts(Path(options.output))
-        overview, *tables = map(_shown, results.tables)
-        section = pages.PageSection("Comparison", "comparison", (), tables, results.figures)
-        page = pages.write_page(options.output, overview.caption, [overview], [section], 2)
-        write_out(f"Page:   {page}\nTables: {page.parent / 'tables'}\n")
-    return results
+def compare_runs(*runs: SavedRun) -> Results:
+    """Compare runs of one study, as `runs_table` does, or two by the differences of all numbers.
 
+    These are two that do not differ by a seed alone. The table ``differing`` then has what differs
+    in LM, settings and versions, ``numbers`` the numbers of the headline tables, with differences,
+    standard errors and 95 % intervals, and ``values`` those of ``results.json``. Then comes each
+    table that both runs have, joined by the columns that identify its rows; units of other
+    relations are others. The figure shows the differences that have an interval.
 
-def compare_runs(first: SavedRun, second: SavedRun) -> Results:
-    """Compare two runs of one study; the figure shows the differences that have an interval.
-
-    The table ``differing`` has what differs in LM, settings and versions, ``numbers`` the numbers
-    of the headline tables, with differences, standard errors and 95 % intervals, and ``values``
-    those of ``results.json``. Then comes each table that both runs have, joined by the columns that
-    identify its rows; units of other relations are others. Raises ReportError if the runs are the
-    same, of two studies, or have no number in common.
+    Raises ReportError if one run is named twice, runs are of several studies, or they have no
+    number in common.
     """
-    if first.folder.resolve() == second.folder.resolve():
-        raise ReportError(f"{first.folder} is named twice. Name two runs to compare.")
-    if first.study != second.study:
-        studies = " and ".join(f"{run.folder} one of {run.study[:50]}" for run in (first, second))
-        raise ReportError(f"the runs are of two studies, {studies}. Name two runs of one study.")
-    tables, others = _tables(first), _tables(second)
+    first, *_, last = runs
+    folders = [run.folder.resolve() for run in runs]
+    for i, run in enumerate(runs):
+        if folders[i] in folders[:i]:
+            raise ReportError(f"{run.folder} is named twice. Name two or more different runs.")
+        if run.study != first.study:
+            studies = " and ".join(
+                f"{each.folder} one of {each.study[:50]}" for each in (first, run)
+            )
+            raise ReportError(f"the runs are of two studies, {studies}. Name runs of one study.")
+    settings, seeds = settings_and_seeds(runs)
+    if len(runs) != 2 or (seeds and settings.empty):
+        return runs_table(runs, f"{pages.study_title(first.study)}: {len(runs)} runs")
+    tables, others = _tables(first), _tables(last)
     pairs = [(table, others[name]) for name, table in tables.items() if name in others]
-    relations = [str(run.values.get("relation", "")) for run in (first, second)]
+    relations = [str(run.values.get("relation", "")) for run in runs]
     note = _NOTE
     if relations[0] != relations[1]:
         note += f" The runs are of two relations, {' and '.join(relations)}: no units are pairs."
     seen: set[Hashable] = set()
     numbers = [row for pair in pairs if pair[0].headline for row in _numbers(pair, pairs, seen)]
-    values = list(_numbers((_values(first), _values(second)), pairs, set()))
+    values = list(_numbers((values_table(first), values_table(last)), pairs, set()))
     joined = [table for table in map(_join, pairs) if table is not None]
     if not any((numbers, values, joined)):
-        raise ReportError(f"{first.folder} and {second.folder} have no number in common.")
-    names = pages.run_names([first, second])
+        raise ReportError(f"{first.folder} and {last.folder} have no number in common.")
+    names = pages.run_names(runs)
     minus = f"{names[1]} minus {names[0]}"
     if max(map(len, names)) > _MAX_NAME:  # the first table has the folders
         names = list(_SIDES)
         minus = "the second run minus the first"
     title = f"{pages.study_title(first.study)}: {minus}"
     headings = dict(zip(_SIDES, names, strict=True))
-    about = "differing", _differing(first, second), ("what", *_SIDES), title, "", True
+    differences = ((key, *map(str, cells)) for key, cells in differing(runs).items())
+    about = "differing", differences, ("what", *_SIDES), title, "", True
     shown = [
         Table.of(*about, headings),
         *(
@@ -131,10 +116,30 @@ def compare_runs(first: SavedRun, second: SavedRun) -> Results:
             )
         ),
     ]
-    drawn = shown[1 if numbers else 2].frame.dropna(subset=["low"])
-    figure = Figure("comparison", f"{title}, with 95 % intervals", partial(_draw, drawn, title))
-    figures = [figure] if len(drawn) else ()
-    return Results("comparison", tables=[*shown, *joined], figures=figures)
+    drawn = shown[1 if numbers else 2]
+    caption, options = f"{title}, with 95 % intervals", {"title": title}
+    figure = Figure("comparison", caption, differences_figure, [drawn], options)
+    return Results(
+        "comparison",
+        tables=[*shown, *joined],
+        figures=[figure] if drawn.frame["low"].notna().any() else (),
+        verdict=list(islice(_verdict(numbers or values), MAX_SENTENCES)),
+    )
+
+
+def _verdict(numbers: Sequence[ComparedNumber]) -> Iterator[str]:
+    """Yield the differences that are beyond chance, or that there are none."""
+    known = [row for row in numbers if row.low is not None and row.high is not None]
+    apart = [row for row in known if (row.low or 0.0) > 0 or (row.high or 0.0) < 0]
+    for row in apart:
+        cells = (row.first, row.second, row.low, row.high)
+        first, second, low, high = (show(value, row.format) for value in cells)
+        if first != second:
+            name = " of ".join(filter(None, (row.heading or row.number, row.row)))
+            interval = f"95 % of the difference: {low} to {high}"
+            yield f"{name}: {first} in the first run, {second} in the second ({interval})."
+    if known and not apart:
+        yield "No number differs by more than chance: every 95 % interval holds 0."
 
 
 def _tables(run: SavedRun) -> dict[str, Table]:
@@ -148,54 +153,12 @@ def _tables(run: SavedRun) -> dict[str, Table]:
     return tables
 
 
-def _differing(*runs: SavedRun) -> Iterator[tuple[str, ...]]:
-    """Yield what differs in folders, LM, versions, settings and config, and the texts of both."""
-    flat = []
-    for run in runs:
-        try:
-            config = dict(load_yaml(run.config) or {})
-        except (yaml.YAMLError, TypeError, ValueError) as error:
-            raise ReportError(f"{run.folder / CONFIG_FILE} is no valid config.") from error
-        head = {"folder": str(run.folder), "lm": run.lm, "versions": run.values["versions"]}
-        values = {**head, **config, "model": {}, "data": {}, "settings": run.settings}
-        flat.append(pages.flatten(values))
-    for key in dict.fromkeys(key for each in flat for key in each):
-        texts = [str(each.get(key)) for each in flat]
-        if len({*texts}) > 1:
-            yield key, *texts
-
-
-def _values(run: SavedRun) -> Table:
-    flat = pages.flatten(pages.own_values(run))
-    numbers = {key: float(value) for key, value in flat.items() if type(value) in (int, float)}
-    return Table("values", DataFrame([numbers]), formats=dict.fromkeys(numbers, ".4g"))
-
-
 def _side_by_side(pair: _Pair) -> tuple[list[str], DataFrame]:
-    """Return the columns that identify rows of two tables, and the other columns side by side.
-
-    The frame is indexed by the former: units, then texts, then as many numbers as it takes to tell
-    the rows apart. The upper level of its columns is the side.
-    """
-    first, other = pair
-    shared = [key for key in first.keys if key in other.keys]
-    unit = [key for key in first.unit if key in shared]
-    free = [key for key in shared if key not in unit and not first.formats.get(key)]
-    kinds = first.frame.dtypes
-    free.sort(key=lambda key: (is_numeric_dtype(kinds[key]), is_float_dtype(kinds[key])))
-    candidates = [*unit, *free]
-    n = max(len(unit), 1)
-    while n < len(candidates) and any(t.frame.duplicated(candidates[:n]).any() for t in pair):
-        n += 1
-    keys = [key for key in first.keys if key in candidates[:n]]
+    """Return the columns that identify rows, by which the frame is indexed, and the others."""
+    keys = row_keys(pair)
     frames = [table.frame.drop_duplicates(keys or None) for table in pair]
     frames = [frame.set_index(keys) if keys else frame for frame in frames]
     return keys, concat(frames, axis=1, keys=_SIDES, sort=False)
-
-
-def _is_number(both: DataFrame, key: str) -> bool:
-    kinds = [both[side, key].dtype for side in _SIDES if (side, key) in both]
-    return len(kinds) == 2 and all(is_numeric_dtype(k) and not is_bool_dtype(k) for k in kinds)
 
 
 def _numbers(pair: _Pair, pairs: Sequence[_Pair], seen: set[Hashable]) -> Iterator[ComparedNumber]:
@@ -207,7 +170,7 @@ def _numbers(pair: _Pair, pairs: Sequence[_Pair], seen: set[Hashable]) -> Iterat
     keys, both = _side_by_side(pair)
     for number, heading in zip(table.keys, table.titles, strict=True):
         form = table.formats.get(number)
-        if not form or number in keys or not _is_number(both, number):
+        if not form or number in keys or not are_numbers([both[side] for side in _SIDES], number):
             continue
         values = both[[(side, number) for side in _SIDES]].to_numpy(float, na_value=np.nan)
         for at, (first, second) in zip(both.index, values, strict=True):
@@ -294,7 +257,7 @@ def _join(pair: _Pair) -> Table | None:
     table = pair[0]
     keys, both = _side_by_side(pair)
     rest = [key for key in table.keys if key not in keys and ("second", key) in both]
-    numbers = [key for key in rest if _is_number(both, key)]
+    numbers = [key for key in rest if are_numbers([both[side] for side in _SIDES], key)]
     joined = rest if table.unit else numbers
     if not joined:
         return None
@@ -317,10 +280,10 @@ def _join(pair: _Pair) -> Table | None:
     return Table(table.name, frame, table.name, headings=headings, formats=formats)
 
 
-def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
+def readable(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     """Return the first n rows of a table, or of each number, with numbers in their own formats."""
     if "format" not in table.keys:
-        return table.first(max(n, _MAX_PAGE_ROWS), f"tables/{table.name}.csv")
+        return with_deviations(table).first(max(n, _MAX_PAGE_ROWS), f"tables/{table.name}.csv")
     both = table.frame.dropna(subset=["difference"])
     both = both[(both["difference"] != 0) | ~both["format"].str.endswith("d")]  # equal counts
     first = both.groupby(["table", "number"], sort=False).head(n)
@@ -336,34 +299,3 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     frame = DataFrame(rows, columns=["row", "number", *_SIDES, "difference", "95 %", "n"])
     note = f" The first {n} rows of each number." if len(first) < len(both) else ""
     return replace(table, frame=frame, note=table.note + note)
-
-
-def _draw(frame: DataFrame, title: str) -> Any:  # a figure of matplotlib, which is imported here
-    from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
-
-    frame = frame[~frame["row"].str.endswith(", in both")]
-    by_number = list(frame.groupby(["table", "number"], sort=False))
-    if all(len(rows) == 1 for _, rows in by_number):  # a panel for all of a format
-        by_number = list(frame.assign(row=frame["heading"], heading="").groupby("format"))
-    groups = [rows for _, rows in by_number[:_MAX_PANELS]]
-    heights = [min(len(rows), _MAX_FIGURE_ROWS) for rows in groups]
-    figure = new_figure(
-        7,
-        0.22 * sum(heights) + 0.5 * len(heights) + 0.3,
-        clean(title),
-        "second minus first, with 95 % interval; filled: it excludes 0; right: first → second",
-    )
-    panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, n, rows in zip(panels, heights, groups, strict=True):
-        bare_axes(axes)
-        axes.axvline(0, color=GREY, linewidth=0.8)
-        for y, row in zip(range(n, 0, -1), rows.itertuples(), strict=False):
-            axes.plot((row.low, row.high), (y, y), color=BLUE, linewidth=1.5)
-            fill = BLUE if row.low > 0 or row.high < 0 else "white"
-            axes.plot(row.difference, y, "o", color=BLUE, markerfacecolor=fill)
-            values = " → ".join(show(value, row.format) for value in (row.first, row.second))
-            axes.text(1.02, y, values, transform=axes.get_yaxis_transform(), va="center", size=8)
-        axes.set_yticks(range(n, 0, -1), legible(map(clean, rows["row"][:n]), 40))
-        axes.tick_params(labelsize=8)
-        axes.set_title(rows["heading"].iloc[0], loc="left", fontsize=9.5)
-    return figure

@@ -6,7 +6,8 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from io import BytesIO
@@ -17,12 +18,13 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
-from pandas import DataFrame, MultiIndex, json_normalize
+from pandas import DataFrame, MultiIndex
 from PIL import Image
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
-from lincorr_lightning.results.results import SHARED_KEYS, Figure
+from lincorr_lightning.results.results import Figure
+from lincorr_lightning.results.runs_table import flatten, own_values, runs_table, with_deviations
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
 from lincorr_lightning.terminal import write_out
@@ -68,20 +70,27 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     order = list(dict.fromkeys(run.study for run in saved))
     saved.sort(key=lambda run: (order.index(run.study), run.n_parameters or math.inf, run.lm_name))
     numbered = list(enumerate(saved, start=1))
-    columns = ["run", "study", "LM", "parameters", "version", "folder"]
     lms = [short_name(run.lm_name) for run in saved]
-    rows = [
-        (n, run.study, lm, run.size, run.version, str(run.folder))
-        for (n, run), lm in zip(numbered, lms, strict=True)
-    ]
-    formats = {"run": "d", "parameters": ".3g"}
-    overview = Table.of("runs", rows, columns, "Runs", formats=formats)
+    overview = _overview(saved, lms)
     sections = []
     for study, members in groupby(numbered, key=lambda pair: pair[1].study):
         numbers, of_study = zip(*members, strict=True)
         sections.append(_section(study, numbers, of_study))
     title = f"Linear correlation in {', '.join(dict.fromkeys(lms))}"
     return write_page(output, title, [overview] if len(saved) > 1 else [], sections, len(saved))
+
+
+def _overview(runs: Sequence[SavedRun], lms: Sequence[str]) -> Table:
+    """Return the runs by what differs, if they are of one study and have numbers in common."""
+    if len(runs) > 1 and len({run.study for run in runs}) == 1:
+        with suppress(ReportError):
+            return with_deviations(runs_table(runs).tables[0])
+    rows = [
+        (n, run.study, lm, run.size, run.version, str(run.folder))
+        for n, (run, lm) in enumerate(zip(runs, lms, strict=True), start=1)
+    ]
+    columns = ["run", "study", "LM", "parameters", "version", "folder"]
+    return Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
 
 
 @dataclass(frozen=True)
@@ -191,16 +200,6 @@ def _prose(text: object) -> Markup:
     """Return text with its own writing direction and with line breaks allowed in paths."""
     escaped = str(escape(clean(str(text))))
     return Markup("<bdi>{}</bdi>").format(Markup(escaped.replace("/", "/<wbr>")))
-
-
-def own_values(run: SavedRun) -> dict[str, Any]:
-    """Return the keys of ``results.json`` that not all studies have."""
-    return {key: value for key, value in run.values.items() if key not in SHARED_KEYS}
-
-
-def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values by their keys, joined by dots."""
-    return dict(json_normalize([values]).astype(object).iloc[0])
 
 
 def to_markdown(title: str, tables: Iterable[Table]) -> str:

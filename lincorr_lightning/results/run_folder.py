@@ -6,6 +6,7 @@ import inspect
 import io
 import math
 import re
+import shutil
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from lightning.pytorch.loggers import (
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import as_output_error, check_writable, new_version
+from lincorr_lightning.lightning_workarounds import RunLogger
 from lincorr_lightning.lm import products
 from lincorr_lightning.results.results import (
     MAX_FIGURES,
@@ -33,6 +35,8 @@ from lincorr_lightning.results.results import (
 )
 from lincorr_lightning.results.table import Table, escape_markdown
 
+# What a folder holds before the first batch; event files have the hyper-parameters by then.
+_SETTINGS = re.compile(r"config\.yaml|hparams\.yaml|events\.out\.tfevents\..*")
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
 MAX_TABLE_ROWS = 10_000  #: Rows of a table in loggers that have tables.
@@ -52,8 +56,17 @@ class RunFolder(L.Callback):
     def __init__(self, name: str | None = None, figures: Literal["main", "all"] = "main") -> None:
         self.name = name
         self.path: Path | None = None
+        self.is_new = False  #: Whether this run made the folder, and no logger.
+        self.has_begun = False  #: Whether a batch has been read.
         self.figures_left = MAX_FIGURES if figures == "main" else None
         """How many figures may still be drawn; None if all may."""
+
+    def _begin(self, *args: Any, **kwargs: Any) -> None:
+        """Note that the run is past its preparations."""
+        self.has_begun = True
+
+    on_train_batch_start = on_validation_batch_start = _begin
+    on_test_batch_start = on_predict_batch_start = _begin
 
 
 def _new_version(trainer: L.Trainer, parent: Path) -> Path:
@@ -85,6 +98,7 @@ def run_folder(trainer: L.Trainer) -> Path:
         if not isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
             name = keeper.name or study_name(trainer.lightning_module)
             keeper.path = _new_version(trainer, keeper.path / name)
+            keeper.is_new = True
     return keeper.path
 
 
@@ -110,6 +124,20 @@ def prepare_run_folder(trainer: L.Trainer) -> None:
         # Validation and prediction do not replace the results of an earlier fit.
         if trainer.state.fn in ("fit", "test"):
             set_earlier_results_aside(folder)
+
+
+def remove_if_empty(trainer: L.Trainer) -> None:
+    """Remove the run's folder after a failure, if this run made it and it holds settings alone.
+
+    It stays once a batch has begun: a checkpoint elsewhere may need the config.
+    """
+    loggers = [logger for logger in trainer.loggers if isinstance(logger, RunLogger)]
+    keepers = [each for each in trainer.callbacks if isinstance(each, RunFolder)]  # type: ignore[attr-defined]
+    folders = [Path(logger.log_dir) for logger in loggers if logger.has_folder]
+    folders += [keeper.path for keeper in keepers if keeper.is_new and keeper.path is not None]
+    for folder in () if any(keeper.has_begun for keeper in keepers) else folders:
+        if not any(not _SETTINGS.fullmatch(path.name) for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_dry_run(trainer: Any) -> bool:

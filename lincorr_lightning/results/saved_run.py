@@ -47,6 +47,7 @@ _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
 # A column without missing values may have got some in a file that was changed by hand.
 _NULLABLE = {"int64": "Int64", "bool": "boolean"}
 _CONSOLE_WIDTH = 110
+_UNBROKEN = 16  # cells of a text, such as the name of a pair
 _RUN_AGAIN = "Run the study again with this version, or leave out what is damaged."
 
 
@@ -320,10 +321,12 @@ def _grid(
 
     grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for (heading, *cells), number in zip(zip(*rows, strict=True), is_number, strict=False):
-        if number:
+        if number or max(map(cell_len, cells), default=0) <= _UNBROKEN:
             width = max(map(cell_len, ("-", *heading.split(), *cells)))
             title = textwrap.fill(heading, width) if breaks else heading
-            grid.add_column(Text(title), justify="right", no_wrap=True)
+            whole: Any = {"min_width": width, "no_wrap": True}
+            whole["justify"] = "right" if number else "left"
+            grid.add_column(Text(title), **whole)
         else:
             # Names of rows are cut in lines only where nothing else helps.
             flexible = {"overflow": "fold", "max_width": console.width // 2}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pandas import isna
+from pandas import isna, read_csv
+from pytest import approx
+from scipy.stats import t as student_t
 from scipy.stats import ttest_rel
 
 from lincorr_lightning.cli import main
@@ -19,6 +22,7 @@ from lincorr_lightning.results import SavedRun
 from lincorr_lightning.results.compare import compare_runs
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Mean, Table
+from tests.figure_checks import texts
 from tests.results.conftest import lm_info, save
 
 Make = Callable[..., Path]
@@ -110,7 +114,10 @@ def numbers(*runs: Path, table: str = "numbers") -> dict[tuple[str, str], dict[s
 
 def test_the_same_edits_are_pairs(edits: Make) -> None:
     after = changed(CASES, Emma="generalized", Di="generalized", Eve="unchanged")
-    found = numbers(edits("a", CASES), edits("b", after))
+    runs = edits("a", CASES), edits("b", after)
+    (sentence,) = compare_runs(*map(SavedRun.read, runs)).verdict
+    assert sentence.startswith("No number differs by more than chance")
+    found = numbers(*runs)
     row = found["generalized", ROW]
     assert (row["first"], row["second"], row["difference"]) == pytest.approx((0.6, 0.8, 0.2))
     pairs = np.array([[c[3] == "generalized" for c in cases] for cases in (CASES, after)], float)
@@ -314,7 +321,8 @@ def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) 
     refused("is named twice", run, run / ".." / "a")
     refused("is named twice", run, run / "results.json")
     refused("one of source_finetune and .* one of linear_probe", run, probe())
-    refused("has no results.json", run, tmp_path)
+    (tmp_path / "empty").mkdir()
+    refused("has no results.json", run, tmp_path / "empty")
     refused("is the folder of a run", run, other, "--output", other)
     bare = [save(Results("bare", {"a": n}), tmp_path / n) for n in ("x", "y")]
     refused("have no number in common", *bare)
@@ -323,6 +331,89 @@ def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) 
     refused("not of schema", run, other)
     (other / "results.json").unlink()
     refused("did not finish", run, other)
+
+
+@pytest.fixture
+def sweep(probe: Make) -> list[Path]:
+    """Runs of three ridges in two seeds each, in an order of their own."""
+    ridges = 1.0, "auto", 0.0
+    return [
+        probe(r=0.1 * i + 0.04 * seed, hits=(0.5,) * 6, ridge=ridge, data={"seed": seed})
+        for seed in (4, 3)
+        for i, ridge in enumerate(ridges)
+    ]
+
+
+def test_runs_of_several_seeds_are_a_row_each(sweep: list[Path], tmp_path: Path) -> None:
+    main(["compare", *map(str, sweep), "--output", str(tmp_path / "out" / "sweep.csv")])
+    frame = read_csv(tmp_path / "out" / "sweep.csv")
+    # As `probe` writes them, by hand.
+    rows = [
+        (pair, ridge, first if pair == ROW else 0.2, first - 0.95, folders)
+        for pair in (ROW, "city->color")
+        for ridge, first, folders in (
+            ("0", 0.2 + 0.14, "version_2, version_5"),
+            ("1", 0.14, "version_0, version_3"),
+            ("auto", 0.1 + 0.14, "version_1, version_4"),
+        )
+    ]
+    columns = ["pair", "settings.ridge", "r", "excess", "runs"]
+    assert frame[columns].to_numpy().tolist() == [list(map(approx, row)) for row in rows]
+    deviations = frame[["r_deviation", "excess_deviation", "hit_deviation"]].to_numpy()
+    std = 0.04 / 2**0.5
+    assert deviations[:3] == approx(np.array([[std, std, 0.0]] * 3))
+    assert deviations[3:] == approx(np.array([[0.0, std, np.nan]] * 3), nan_ok=True)
+    assert set(frame["n"]) == {2}
+
+
+def test_the_verdict_of_a_sweep(sweep: list[Path]) -> None:
+    first, *others = compare_runs(*map(SavedRun.read, sweep)).verdict
+    # Of 3 degrees of freedom; two rows of two runs are compared, three times.
+    std = 0.04 / 2**0.5
+    assert student_t.ppf(1 - 0.025 / 3, 3) * std * (1 / 2 + 1 / 2) ** 0.5 < 0.2
+    ends = f"0.14 at 1, 0.34 at 0, {0.2 / std:.0f} times"
+    assert first == f"r of {ROW} by ridge: {ends} the deviation over seeds, 0.03."
+    assert len(others) == 1 and others[0].startswith("above control of city->")
+
+
+def test_two_runs_of_two_seeds_are_a_row(sweep: list[Path]) -> None:
+    results = compare_runs(*map(SavedRun.read, (sweep[0], sweep[3])))
+    table, _ = results.tables
+    assert table.frame["n"].tolist() == [2, 2] and "data.seed alone" in table.note
+    assert results.verdict[0] == f"r of {ROW}: 0.14 ± 0.03 over 2 seeds."
+    png = compare_runs(*map(SavedRun.read, sweep)).figures[0]
+    drawn = {text.get_text() for text, _ in texts(pickle.loads(pickle.dumps(png)).matplotlib())}
+    assert {"city→color", "auto", "above control", "ridge"} <= drawn
+
+
+def test_a_row_for_each_run_of_what_all_have(probe: Make, geometry: Make, tmp_path: Path) -> None:
+    lms = ["org/a", "org/b", "org/b"]
+    runs = [probe(lm, r=i / 10, n_subjects=i // 2) for i, lm in enumerate(lms)]
+    (tmp_path / "held").mkdir()
+    runs[1].rename(tmp_path / "held" / "run")
+    table = runs[0] / "tables" / "pairs.csv"
+    table.write_text(table.read_text().replace("city->color", "city->food"))
+    results = main(["compare", str(runs[0]), str(tmp_path / "held"), str(runs[2])])
+    frame = results.tables[0].frame
+    columns = ["pair", "lm.name_or_path", "settings.n_subjects", "r", "runs"]
+    assert frame[columns].to_numpy().tolist() == [
+        [ROW, "a", "0", 0.0, "version_0"],
+        [ROW, "b", "0", 0.1, "run"],
+        [ROW, "b", "1", 0.2, "version_2"],
+    ]
+    assert "n" not in frame and "of one seed each" in results.verdict[0]
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("html", b"<!DOCTYPE"), ("png", b"\x89PNG")])
+def test_a_file_as_output(suffix: str, start: bytes, sweep: list[Path], tmp_path: Path) -> None:
+    """The runs are those of a folder, by their numbers."""
+    folder = sweep[0].parent
+    sweep[1].rename(folder / "version_10")
+    main(["compare", str(folder), "--output", str(tmp_path / f"out.{suffix}")])
+    assert (tmp_path / f"out.{suffix}").read_bytes().startswith(start)
+    assert not (tmp_path / "report.html").exists()
+    table = main(["compare", str(folder)]).tables[0].frame
+    assert table["runs"][2] == "version_4, version_10"
 
 
 def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> None:
@@ -349,3 +440,5 @@ def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> No
         ("c->a", True),
     ]
     assert found["label_mean", "a->b"]["error"] == pytest.approx(0, abs=1e-12)
+    (sentence,) = compare_runs(*map(SavedRun.read, runs)).verdict
+    assert sentence.startswith("label mean of a->b: 0.20 in the first run, 0.30 in the second (95")

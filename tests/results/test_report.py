@@ -130,8 +130,16 @@ def test_the_verdict_is_the_first_that_a_page_says(probe: Make, tmp_path: Path) 
 
 
 def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[..., Page]) -> None:
-    text = page_of(probe(ridge=1.0), probe(ridge=2.0)).text
+    page = page_of(probe(ridge=2.0), probe(r=0.8, ridge=1.0), probe(r=0.7, ridge=1.0, seed=1))
+    text = page.text
     assert "Run 1: tiny-world, version_0" in text and "Run 2: tiny-world, version_1" in text
+    assert [row[:4] for row in page.tables["Runs"]] == [
+        ["pair", "ridge", "n", "r"],
+        ["city→country", "1", "2", "0.75 ± 0.07"],
+        ["city→country", "2", "1", "0.90"],
+        ["city→color", "1", "2", "0.20 ± 0.00"],
+        ["city→color", "2", "1", "0.20"],
+    ]
 
 
 def test_the_page_needs_nothing_but_itself(
