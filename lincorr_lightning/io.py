@@ -257,8 +257,12 @@ def compose_yaml(text: str) -> Any:
 
 def load_yaml(text: str) -> Any:
     """Load YAML or JSON that `compose_yaml` does not refuse."""
-    compose_yaml(text)
-    return yaml.load(text, Loader=_YAML_LOADER)
+    root = compose_yaml(text)
+    loader = _YAML_LOADER("")
+    try:
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def _refuse_yaml(problem: str, where: Any) -> NoReturn:

@@ -254,7 +254,8 @@ class LincorrCLI(LightningCLI):
                 raise
             raise explained from error
         if is_first and not is_dry_run(self.trainer):
-            write_out(describe_run(run_folder(self.trainer)))
+            results = getattr(self.model, "results", None)
+            write_out(describe_run(run_folder(self.trainer), results))
 
 
 def _require_accelerator(name: Any) -> None:

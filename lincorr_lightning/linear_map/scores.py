@@ -237,16 +237,22 @@ class PairScore:
             for path in one.metadata.get("paths") or [one.name]
         }
         completeness = {
-            kind: part.select("n_labels", "label_mean", "influenced")
+            kind: {
+                "n_labels": part.n_labels,
+                "label_mean": part.label_mean,
+                "influenced": part.hits("influenced"),
+            }
             for kind, part in self.completeness.items()
         }
         return nested(numbers) | {"templates": self.templates, "completeness": completeness}
 
-    def select(self, *keys: str) -> dict[str, Any]:
-        """Return some keys of the entry, among them ``influenced`` and ``influencing``."""
-        entry = self.to_json()
-        entry |= entry["precision"] or dict.fromkeys(_WAYS)
-        return {key: entry[key] for key in keys}
+    def hits(self, way: str) -> dict[str, Any] | None:
+        """Return Hit@N, and ``n``, of ``influenced`` or ``influencing``; None without a reference.
+
+        Those of the entry in ``results.json``, which takes longer to make.
+        """
+        rates = {key: getattr(self, f"{way}_{key}") for key in ("1", "3", "5", "n")}
+        return None if set(rates.values()) == {None} else rates
 
 
 def _numbers() -> list[Field[Any]]:

@@ -37,7 +37,6 @@ _SUMMARY = [
     "best_macro_1",
     "control_label_mean",
 ]
-_OF_POINT = ("ridge", "label_mean", "influenced", "influencing")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def probe_results(
             {
                 "source": score.source,
                 "target": score.target,
-                "path": [point[score.ends].select(*_OF_POINT) for point in findings.path],
+                "path": [_point(point[score.ends]) for point in findings.path],
             }
             for score in (scores if findings.path else ())
         ],
@@ -112,6 +111,11 @@ def probe_results(
         figures=list(_figures(findings, tables, matrices, lm, partial_out)),
         verdict=verdict(scores, alone),
     )
+
+
+def _point(score: PairScore) -> dict[str, Any]:
+    hits = {way: score.hits(way) for way in ("influenced", "influencing")}
+    return {"ridge": score.ridge, "label_mean": score.label_mean, **hits}
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
@@ -510,5 +514,5 @@ def _figures(
         draw, options = figures.ridge_path_figure, {"ridges": ridges, "lm": lm}
         caption = "r and right answers along the ridge."
         yield Figure("ridge_path", caption, draw, [tables["ridge_path"]], options)
-    yield from of_w[1:]
-    yield from (figure for name, (_, figure) in matrices.items() if name not in main)
+    others = [*of_w[1:], *(figure for name, (_, figure) in matrices.items() if name not in main)]
+    yield from (replace(figure, is_main=False) for figure in others)

@@ -61,6 +61,7 @@ class Figure:
         tables: Tables of the results that it is drawn from, in the order of the arguments.
         options: Further arguments by name, plain data.
         file: Its picture, if a finished run has one.
+        is_main: Whether a run draws it without being asked for all figures.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Figure:
     tables: Sequence[Table] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     file: Path | None = None
+    is_main: bool = True
 
     def __repr__(self) -> str:
         return f"Figure {self.name}: {self.caption}"
@@ -78,17 +80,20 @@ class Figure:
 
         Raises ReportError where only the picture is left, as of tables that were deleted.
         """
+        from lincorr_lightning.results.plots import use_installed_fonts  # not every run draws
+
+        figure = self._drawn()
+        use_installed_fonts(figure)
+        return figure
+
+    def _drawn(self) -> MatplotlibFigure:
         if self.draw is None:
             raise ReportError(f"{self.file} can no longer be drawn: its tables are gone.")
-        import matplotlib  # here: not every run draws
+        import matplotlib
 
         with matplotlib.rc_context():  # a style of the user's could hide parts, or need LaTeX
             matplotlib.rcdefaults()
-            figure = self.draw(*(table.frame for table in self.tables), **self.options)
-            from lincorr_lightning.results.plots import use_installed_fonts
-
-            use_installed_fonts(figure)
-        return figure
+            return self.draw(*(table.frame for table in self.tables), **self.options)
 
     @cached_property
     def png(self) -> bytes:
@@ -97,7 +102,7 @@ class Figure:
             return read_png(self.file)
         from lincorr_lightning.results.plots import to_png
 
-        return to_png(self.matplotlib())
+        return to_png(self._drawn())
 
     def _repr_png_(self) -> bytes:
         return self.png
@@ -134,8 +139,8 @@ class Results:
     keys of ``results.json``, `scalars` the numbers for the loggers, by log key
     (``val/label_mean``). `lm` is `LanguageModel.info`, empty if the study has no LM; `settings` are
     its hyper-parameters, and under ``data`` those of its data. The results that are `included` are
-    those of callbacks, which write their own tables and figures. Of the figures, the main ones come
-    first: a run draws the first `MAX_FIGURES`.
+    those of callbacks, which write their own tables and figures. A run draws the main figures, at
+    most `MAX_FIGURES`, in their order.
     """
 
     study: str
@@ -181,6 +186,10 @@ class Results:
         """The figures, also of the callbacks."""
         return [figure for results in (self, *self.included) for figure in results.figures]
 
+    def main_figures(self, at_most: int = MAX_FIGURES) -> list[Figure]:
+        """The figures that a run draws without being asked for all, without those of callbacks."""
+        return [figure for figure in self.figures if figure.is_main][:at_most]
+
     def table(self, name: str) -> Table:
         """Return the table of this name; raise ReportError with all names if there is none."""
         return _find(name, self.all_tables)
@@ -216,7 +225,8 @@ class Results:
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
-        for figure in self.figures[:max_figures]:
+        chosen = self.main_figures(max_figures) if max_figures is not None else self.figures
+        for figure in chosen:
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
                 part.write_bytes(figure.png)
 

@@ -195,8 +195,9 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
     keeper = _keeper(trainer)
-    figures = results.figures[: keeper.figures_left]
+    figures = results.figures
     if keeper.figures_left is not None:
+        figures = results.main_figures(keeper.figures_left)
         keeper.figures_left -= len(figures)
     results = replace(results, figures=figures)
     results.write_parts(run_folder(trainer), None)

@@ -6,7 +6,6 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -242,13 +241,15 @@ def _draw(name: str, *frames: "DataFrame", **options: Any) -> "MatplotlibFigure"
     return draw(*frames, **options)
 
 
-def describe_run(folder: Path) -> str:
-    """Return what a run prints at its end: its headline tables, and where its files are."""
+def describe_run(folder: Path, results: Results | None) -> str:
+    """Return what a run prints at its end: verdict, headline tables, and where its files are.
+
+    A run that was only fitted, or predicted, has no results.
+    """
     text = ""
-    with suppress(ReportError):  # a run that was only fitted, or predicted, has no results
-        run = SavedRun.read(folder)
-        headlines = (table for table in run.tables if table.headline)
-        text = sentences_text(run.verdict)
+    if results is not None:
+        headlines = (table for table in results.all_tables if table.headline)
+        text = sentences_text(results.all_sentences)
         text += table_text(table.first(MAX_CONSOLE_ROWS) for table in headlines)
     text += f"Run folder:  {folder}\n"
     if figures := sorted(path.name for path in (folder / "figures").glob("*.png")):

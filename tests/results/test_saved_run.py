@@ -106,7 +106,7 @@ def cells(line: str) -> list[str]:
 def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
     run = probe(r=0.876)
     (run / "events.out.tfevents.1").write_text("")
-    text = describe_run(run)
+    text = describe_run(run, SavedRun.read(run))
     rows = [cells(line) for line in text.splitlines()]
     assert ["city->country", "0.88", "−0.07", "0.50"] in rows
     assert ["city->color", "0.20", "−0.07"] in rows
@@ -119,7 +119,7 @@ def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
     rows = [[f"[red]p{i}[/red]", i] for i in range(MAX_CONSOLE_ROWS + 5)]
     table = Table.of("t", rows, ["name", "n"], "Names.", headline=True, formats={"n": ","})
     Results("study", tables=[table]).write(tmp_path)
-    text = describe_run(tmp_path)
+    text = describe_run(tmp_path, SavedRun.read(tmp_path))
     assert f"The first {MAX_CONSOLE_ROWS} of {MAX_CONSOLE_ROWS + 5} rows." in text
     assert "[red]p0[/red]" in text and f"[red]p{MAX_CONSOLE_ROWS}[/red]" not in text
 
@@ -129,7 +129,7 @@ def test_a_wide_table_has_a_line_for_each_column(tmp_path: Path) -> None:
     rows = [["city->country", *range(11)], ["city->color", *range(11, 22)]]
     table = Table.of("t", rows, names, "Wide.", headline=True)
     Results("study", tables=[table]).write(tmp_path)
-    _, head, *lines = filter(None, describe_run(tmp_path).splitlines())
+    _, head, *lines = filter(None, describe_run(tmp_path, SavedRun.read(tmp_path)).splitlines())
     assert cells(head) == [names[0], "city->country", "city->color"]
     shown = [cells(line) for line in lines[1:-1]]
     assert shown == [[name, str(i), str(i + 11)] for i, name in enumerate(names[1:])]
@@ -146,7 +146,7 @@ def test_no_number_of_a_narrow_console_is_cut(
     formats = dict.fromkeys(columns, ".2f")
     table = Table.of("t", rows, ["pair", *columns], "c", headline=True, formats=formats)
     Results("study", tables=[table]).write(tmp_path)
-    text = describe_run(tmp_path).partition("Run folder")[0]
+    text = describe_run(tmp_path, SavedRun.read(tmp_path)).partition("Run folder")[0]
     assert max(map(len, text.splitlines())) <= width
     for name, *numbers in rows:
         (line,) = [line for line in text.splitlines() if line.startswith(f"{name} ")]
@@ -158,4 +158,4 @@ def test_no_number_of_a_narrow_console_is_cut(
 
 def test_a_run_without_results(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: 1")
-    assert describe_run(tmp_path) == f"Run folder:  {tmp_path}\n"
+    assert describe_run(tmp_path, None) == f"Run folder:  {tmp_path}\n"
