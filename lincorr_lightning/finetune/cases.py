@@ -285,7 +285,9 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     edits do not generalize: ``auroc`` is that of the `EditCase.nearest_risk` over all edits that
     were not right before, with its interval over references, and ``auroc_within`` over pairs of
     edits with the same reference; None if all of them, or none, generalized. Both are None for a
-    head without rows.
+    head without rows. ``above_best_baseline`` says of edits that were not right before how many
+    generalize, beside the better ``baseline`` of the nearest word and one constant answer, and the
+    ``mean`` difference; all are means over references.
     """
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
@@ -312,6 +314,31 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         "given_learned": shares([case for case in cases if case.source_learned]),
         "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
         **_nearest_word_scores(cases, shares),
+        "above_best_baseline": _above_best_baseline(cases),
+    }
+
+
+def _above_best_baseline(cases: Sequence[EditCase]) -> dict[str, Any] | None:
+    judged = [case for case in cases if case.reference and case.outcome != Outcome.RIGHT_BEFORE]
+    references = [case.reference for case in judged]
+    labels = {reference: reference.split(SEPARATOR) for reference in references}
+    counts = Counter(label for of_one in labels.values() for label in of_one)
+    if not judged:
+        return None
+    constant = max(counts, key=lambda label: counts[label])
+    right = {"constant": [constant in labels[reference] for reference in references]}
+    risks = [case.nearest_risk for case in judged]
+    if None not in risks:
+        right[DEFAULT_FORECAST] = [risk < 0 for risk in risks]  # type: ignore[operator]
+    generalized = [case.outcome == Outcome.GENERALIZED for case in judged]
+    macro = {name: functional.macro_mean(hits, references) for name, hits in right.items()}
+    best = max(macro, key=lambda name: macro[name])
+    difference = torch.tensor(generalized).double() - torch.tensor(right[best]).double()
+    return {
+        "baseline": best,
+        "macro": macro[best],
+        "generalized": functional.macro_mean(generalized, references),
+        **interval_by_reference(difference, references),
     }
 
 
