@@ -143,46 +143,39 @@ def by_step_figure(steps: DataFrame, relation: str, nulls: Mapping[str, float]) 
     )
 
 
-_BESIDE = "share or probability"
-# Panel and line of the log keys that are drawn, without what precedes them; the first matter most.
-_LINES = {
-    "source_learned": ("share of edits", "learned"),
-    "generalized": ("share of edits", "generalized"),
-    "specific": ("share of edits", "specific"),
-    "leak": ("share of edits", "said of others"),
-    "hallucinated": ("share of edits", "hallucinated"),
-    "unchanged": ("share of edits", "unchanged"),
-    "probability/reference": (_BESIDE, "p of the right answer"),
-    "probability/old_answer": (_BESIDE, "p of the answer before"),
-    "neighbours/target_unchanged": (_BESIDE, "others unchanged"),
-    "paraphrases/source_learned": (_BESIDE, "learned in other words"),
-    "gradient_correlation": ("r", "of the change"),
-    "permuted_gradient_correlation": ("r", "W permuted"),
-    "logit_correlation": ("r", "of the value"),
+_NAMES = {
+    "source learned": "learned",
+    "gradient correlation": "of the change",
+    "permuted gradient correlation": "W permuted",
+    "logit correlation": "of the value",
 }
+_NOT_DRAWN = re.compile(r".*(/macro_.*|_of_learned|/constant|/right_before)")
 
 
-def _line_of(key: str, relation: str) -> tuple[str, str] | None:
-    """Return the panel and the name of a log key's line; None if it is not drawn."""
+def _line_of(key: str, relation: str) -> tuple[str, str]:
+    """Return the panel of a log key, and the name of its line."""
     own, name = re.findall(r"^(?:([^/]+->[^/]+)/)?(?:edit_step/)?(?:generalization/)?(.*)", key)[0]
     group, _, last = name.rpartition("/")
-    about = f", {own or relation}"
-    if group in _LINES:  # r, whose keys end with the relation
-        return f"r, {last}", _LINES[group][1]
-    if name in _LINES:
-        return _LINES[name][0] + about, _LINES[name][1]
-    if group == "control_unchanged":
-        return _BESIDE + about, f"{last} unchanged"
-    return (group, last) if group else None
+    words = group.replace("_", " ")
+    if "correlation" in group:  # these keys end with the relation
+        return f"r, {last}", _NAMES[words]
+    if not group:
+        return f"share of edits, {own or relation}", _NAMES.get(
+            last := last.replace("_", " "), last
+        )
+    if group in ("probability", "control_unchanged", "neighbours", "paraphrases"):
+        line = f"{words}, {last.replace('_', ' ')}"
+        return f"share or probability, {own or relation}", line
+    return group, last
 
 
 def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
     """Draw what was logged in the course of training, from the table ``training``."""
     panels: dict[str, dict[str, DataFrame]] = {}
-    order = [line for _, line in _LINES.values()]
     for key, points in history.groupby("number", sort=False):
-        if len(points) > 1 and (line := _line_of(str(key), relation)):
-            panels.setdefault(line[0], {})[line[1]] = points.sort_values("step")
+        if len(points) > 1 and not _NOT_DRAWN.fullmatch(f"/{key}"):
+            panel, line = _line_of(str(key), relation)
+            panels.setdefault(panel, {})[line] = points.sort_values("step")
     n_columns = 1 if len(panels) == 1 else 2
     n_rows = max(-(-len(panels) // 2), 1)
     title = f"Training on edits of {relation}"
@@ -191,9 +184,8 @@ def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     for axes, (panel, lines) in zip(grid, panels.items(), strict=False):
-        names = sorted(lines, key=lambda name: order.index(name) if name in order else len(order))
-        for name, colour in zip(names[:_MAX_LINES], plots.PALETTE, strict=False):
-            points = lines[name]
+        drawn = zip(lines.items(), plots.PALETTE[:_MAX_LINES], strict=False)
+        for (name, points), colour in drawn:
             style = {"color": colour, "marker": "o" if len(points) < _MAX_MARKERS else ""}
             label = plots.legible([name])[0]
             axes.plot(points["step"], points["value"], label=label, markersize=3.5, **style)
@@ -203,7 +195,7 @@ def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.02, 1.0),
-            ncols=3 if max(map(len, names)) < _MANY_LETTERS else 2,
+            ncols=3 if max(map(len, lines)) < _MANY_LETTERS else 2,
             frameon=False,
             fontsize=7.5,
             handlelength=1.2,

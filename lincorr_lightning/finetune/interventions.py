@@ -211,20 +211,18 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
         "rank": edits.space.to_logits.shape[1],
     }
     formats = {key: ".3f" for key, value in rows[0].items() if not isinstance(value, str)}
-    doses = Table.of(
-        "intervention_doses", rows, caption=f"Moves of {n} edits of {relation}", formats=formats
-    )
+    caption = f"Moves of {n} learned edits of {relation}"
+    doses = Table.of("intervention_doses", rows, caption=caption, formats=formats)
     headline = Table.of(
         "intervention",
         shown,
         list(_SHOWN),
         f"Edits of {relation} that generalize where a direction is taken out of what they changed",
         f"{n} learned edits, means by right answer. change: what it adds, with its 95 % interval; "
-        "share: of the change's squared length along the direction. W0: the vocabulary's map; "
-        "others: docs/causal.md.",
+        "share: of the change's squared length. W0: the vocabulary's map; others: docs/causal.md.",
         headline=True,
-        headings=dict(_SHOWN),
-        formats=dict.fromkeys(_SHOWN, "+.0%") | {"arm": "", "mean": ".0%", "share": ".0%"},
+        headings={key: heading for key, (heading, _) in _SHOWN.items()},
+        formats={key: form for key, (_, form) in _SHOWN.items()},
     )
     caption = f"Edits of {relation} that generalize after moves of the state, by direction."
     options = {"relation": relation, "n": n}
@@ -233,11 +231,12 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
     return Results(name, values, tables=[headline, doses], figures=figures, verdict=verdict)
 
 
+# Columns of the first table: their headings and formats.
 _SHOWN = {
-    "arm": "direction",
-    "mean": "generalized",
-    "effect": "change",
-    "effect_low": "low",
-    "effect_high": "high",
-    "share": "share",
+    "arm": ("direction", ""),
+    "mean": ("generalized", ".0%"),
+    "effect": ("change", "+.0%"),
+    "effect_low": ("low", "+.0%"),
+    "effect_high": ("high", "+.0%"),
+    "share": ("share", ".0%"),
 }

@@ -110,7 +110,7 @@ def edits_results(
     from lincorr_lightning.finetune import figures as drawing
 
     relation = values["relation"]
-    table = Table.of(
+    cases_table = Table.of(
         "cases",
         cases,
         EditCase,
@@ -122,38 +122,26 @@ def edits_results(
         **OUTCOME_MEANS,
         probability_reference="probability_reference_after",
     )
-    figures = [
-        Figure(
-            "outcomes",
-            f"Share of each outcome of the edits of {relation}, by whether their nearest word is "
-            "right.",
-            drawing.outcomes_figure,
-            [table],
-            {"relation": relation},
-        ),
-        Figure(
-            "reference_weights",
-            f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
-            "figure 5).",
-            drawing.reference_weights_figure,
-            [table],
-            {"relation": relation, "p": values["weight_reference"]["rank_test_p"]},
-        ),
-    ]
-    tables = [table, *skipped_tables(skipped)]
+    tables = [cases_table, *skipped_tables(skipped)]
+    figures = []
+    about = {"relation": relation}
     if steps := values.get("by_step"):
-        by_step = _by_step_table(steps, relation)
-        tables.insert(0, by_step)
+        tables.insert(0, _by_step_table(steps, relation))
         best = values["above_best_baseline"]
         nulls = {BASELINES[best["baseline"]]: best["macro"]} if best else {}
         caption = f"The edits of {relation} after each optimizer step."
-        options = {"relation": relation, "nulls": nulls}
-        if len(steps) > 1:
-            drawn = Figure("by_step", caption, drawing.by_step_figure, [by_step], options)
-            figures.insert(0, drawn)
-    return Results(
-        name, values, scalars, tables=tables, figures=figures, verdict=edits_verdict(values)
-    )
+        drawn = Figure(
+            "by_step", caption, drawing.by_step_figure, tables[:1], {**about, "nulls": nulls}
+        )
+        figures += [drawn] if len(steps) > 1 else []
+    caption = f"Outcomes of the edits of {relation}, and for which the nearest word is right."
+    figures.append(Figure("outcomes", caption, drawing.outcomes_figure, [cases_table], about))
+    caption = f"W of the reference by outcome of the edits of {relation} (paper, figure 5)."
+    options = {**about, "p": values["weight_reference"]["rank_test_p"]}
+    draw = drawing.reference_weights_figure
+    figures.append(Figure("reference_weights", caption, draw, [cases_table], options))
+    verdict = edits_verdict(values)
+    return Results(name, values, scalars, tables=tables, figures=figures, verdict=verdict)
 
 
 def _by_step_table(rows: Sequence[Mapping[str, Any]], relation: str) -> Table:
@@ -192,11 +180,13 @@ def finetune_results(
 
     outcomes = _of_kind(measured, "generalization")
     gradients = _of_kind(measured, "gradient_correlation")
+    moved = _of_kind(measured, "intervention")
     relation = outcomes[0].values["relation"] if outcomes else None
     if edits is not None:
         relation = edits.relation.name
+    outcomes.sort(key=lambda each: bool(each.values["relation"] != relation))
     main = next((each for each in outcomes if each.values["relation"] == relation), None)
-    others = [each for each in outcomes if each is not main]
+    others = outcomes[main is not None :]
     correlations = _by_relation(gradients)
     of_relation = correlations.get(relation or "", {})
     values: dict[str, Any] = {
@@ -210,17 +200,7 @@ def finetune_results(
     }
     if others:
         values["generalizations"] = _by_relation(others)
-    moved = _of_kind(measured, "intervention")
-    rest = [each for each in measured if each not in (main, *others, *gradients, *moved)]
-    verdict = [sentence for each in moved for sentence in each.verdict]
-    verdict += main.verdict if main else ()
-    verdict += gradients_verdict(correlations)
-    verdict += [sentence for each in (*others, *rest) for sentence in each.verdict]
-    # What edits did step by step comes first, in tables and figures.
-    first = main or Results("")
-    tables = [each for each in first.tables if each.name == "by_step"]
-    if outcomes:
-        tables += outcomes_tables([each for each in (main, *others) if each is not None])
+    tables = outcomes_tables(outcomes) if outcomes else []
     if gradients:
         tables.append(
             Table.of(
@@ -236,29 +216,22 @@ def finetune_results(
         )
     if edits is not None:
         tables += _edits_tables(edits)
-    figures = [each for each in first.figures if each.name == "by_step"]
+    figures = []
     if history:
         rows = [(*point, key) for key, points in history.items() for point in points]
         columns = ("step", "value", "number")
         tables.append(Table.of("training", rows, columns, "What callbacks logged, by step"))
-        figures.append(
-            Figure(
-                "training",
-                "Outcomes, probabilities and correlations in the course of training.",
-                drawing.training_figure,
-                tables[-1:],
-                {"relation": relation or "the source", "subtitle": subtitle},
-            )
-        )
+        caption = "Outcomes, probabilities and correlations in the course of training."
+        options = {"relation": relation or "the source", "subtitle": subtitle}
+        draw = drawing.training_figure
+        figures.append(Figure("training", caption, draw, tables[-1:], options))
     merged = {each.study for each in (*outcomes, *gradients)}  # their values are among those above
+    rest = [each for each in measured if each.study not in merged and each not in moved]
+    verdict = [sentence for each in (*moved, *outcomes) for sentence in each.verdict]
+    verdict += gradients_verdict(correlations)
+    verdict += [sentence for each in rest for sentence in each.verdict]
     included = [
-        replace(
-            each,
-            values={} if each.study in merged else each.values,
-            tables=[table for table in each.tables if table not in tables],
-            figures=[figure for figure in each.figures if figure not in figures],
-            verdict=(),
-        )
+        replace(each, values={} if each.study in merged else each.values, verdict=())
         for each in measured
     ]
     return Results(
