@@ -26,14 +26,14 @@ def reference_weights_figure(cases: DataFrame, relation: str, p: float | None) -
 
     `cases` is the table of this name, `p` that of the test between both groups.
     """
-    notes = [
-        "W in the column of the taught answer, highest of the right answers",
-        "line: median; box: middle half; hollow: the right answer started too low",
-    ]
+    notes = (
+        "W in the column of the taught answer; line: median; box: middle half; hollow: the right "
+        "answer started too low"
+    )
     if p is not None:
-        notes.append(f"Mann-Whitney test: p = {p:.2g}")
+        notes += f"; Mann-Whitney test, p = {p:.2g}"
     title = f"W of the right answer in edits of {relation}"
-    figure = plots.new_figure(7.5, 2.6, title, "; ".join(notes))
+    figure = plots.new_figure(7.5, 2.6, title, notes)
     axes = figure.add_subplot()
     known = cases[cases["source_learned"].astype(bool) & cases["weight_reference"].notna()]
     names = []
@@ -145,6 +145,11 @@ def by_step_figure(steps: DataFrame, relation: str, nulls: Mapping[str, float]) 
 
 _NAMES = {
     "source learned": "learned",
+    "leak": "said of others",
+    "probability, reference": "p of the right answer",
+    "probability, old answer": "p of the answer before",
+    "neighbours, target unchanged": "others unchanged",
+    "paraphrases, source learned": "learned in paraphrases",
     "gradient correlation": "of the change",
     "permuted gradient correlation": "W permuted",
     "logit correlation": "of the value",
@@ -156,16 +161,16 @@ def _line_of(key: str, relation: str) -> tuple[str, str]:
     """Return the panel of a log key, and the name of its line."""
     own, name = re.findall(r"^(?:([^/]+->[^/]+)/)?(?:edit_step/)?(?:generalization/)?(.*)", key)[0]
     group, _, last = name.rpartition("/")
-    words = group.replace("_", " ")
+    about = own or relation
     if "correlation" in group:  # these keys end with the relation
-        return f"r, {last}", _NAMES[words]
+        return f"r, {last}", _NAMES[group.replace("_", " ")]
+    line = ", ".join(name.replace("_", " ").split("/"))
     if not group:
-        return f"share of edits, {own or relation}", _NAMES.get(
-            last := last.replace("_", " "), last
-        )
-    if group in ("probability", "control_unchanged", "neighbours", "paraphrases"):
-        line = f"{words}, {last.replace('_', ' ')}"
-        return f"share or probability, {own or relation}", line
+        return f"share of edits, {about}", _NAMES.get(line, line)
+    if group == "control_unchanged":
+        return f"share or probability, {about}", f"{last} unchanged"
+    if line in _NAMES:
+        return f"share or probability, {about}", _NAMES[line]
     return group, last
 
 

@@ -31,8 +31,9 @@ def _of_edits(values: Mapping[str, Any]) -> Iterator[str]:
         yield peak_sentence(steps, relation)
     if best := values["above_best_baseline"]:
         name = BASELINES[best["baseline"]]
+        whom = "those that were not right before" if values["right_before"] else "them"
         yield (
-            f"{percent(best['generalized'])} of them generalize (mean by {target}), {name} is "
+            f"{percent(best['generalized'])} of {whom} generalize (mean by {target}), {name} is "
             f"right for {percent(best['macro'])}: "
             f"{_compared(best['low'], best['high'], 'fewer', name)}."
         )

@@ -46,6 +46,7 @@ SAID = {
     "n_edits": 9,
     "relation": "city->country",
     "source_learned": 1.0,
+    "right_before": 0.0,
     "specific": {"mean": 0.3, "low": 0.1, "high": 0.5},
     "leak": {"mean": 0.25, "low": 0.2, "high": 0.3},
     "n_others": 8,
