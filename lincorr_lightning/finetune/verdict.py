@@ -33,8 +33,8 @@ def _of_edits(values: Mapping[str, Any]) -> Iterator[str]:
         name = BASELINES[best["baseline"]]
         whom = "those that were not right before" if values["right_before"] else "them"
         yield (
-            f"{'At the end, ' if steps else ''}{percent(best['generalized'])} of {whom} generalize (mean by {target}), {name} is "
-            f"right for {percent(best['macro'])}: "
+            f"{'At the end, ' if steps else ''}{percent(best['generalized'])} of {whom} "
+            f"generalize (mean by {target}), {name} is right for {percent(best['macro'])}: "
             f"{_compared(best['low'], best['high'], 'fewer', name)}."
         )
     if leak["mean"] is not None:
