@@ -170,7 +170,7 @@ class FeatureMovement(PeriodicCallback):
         """Return the movement after training, with a table of the features that moved most."""
         self.measure_once()
         table = Table.of(
-            self.name,
+            self.study,
             sorted(self.state.moved, key=lambda row: -row["step"]),
             MovedFeature,
             f"Features that moved most on the prompts of {self._at.tag}, the last step first",

@@ -76,5 +76,4 @@ class Forecast(RelationCallback):
 
     def finish(self) -> Results:
         name = self._at.tokenized.name
-        suffix = self.name.removeprefix(self.study)
-        return forecast_results(self.forecasts, name, self._resolved.skipped, suffix)
+        return forecast_results(self.name, self.forecasts, name, self._resolved.skipped)

@@ -1,7 +1,6 @@
 """Outcomes of edits (paper, section 5), and whether they are specific to their subjects."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -14,10 +13,9 @@ from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.by_step import StepValues, last_steps, row_at_learned, step_rows
-from lincorr_lightning.finetune.cases import EditAnswers, EditCase, Logits, concatenate, rows_of
-from lincorr_lightning.finetune.edit_files import SEPARATOR
+from lincorr_lightning.finetune.cases import EditAnswers, Logits, concatenate, rows_of
 from lincorr_lightning.finetune.edits import nearness, skip_counts
-from lincorr_lightning.finetune.results import by_step_results, case_results, skipped_tables
+from lincorr_lightning.finetune.results import edits_results
 from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
@@ -303,11 +301,10 @@ class Generalization(RelationCallback):
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.others)}
         references = [edit.reference for edit in self._resolved.edits]
-        steps = step_rows(numbers, references)
         values = {
             **cases.outcome_values(relation.name, answers, self.cases, **counts),
             "n_others": len(self.others),
-            "by_step": steps,
+            "by_step": step_rows(numbers, references),
             "at_learned": row_at_learned(numbers, references),
         }
         if self.stop is not None:
@@ -315,22 +312,7 @@ class Generalization(RelationCallback):
         skipped = self._resolved.skipped if self.edits is not None else ()
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)
-        suffix = self.name.removeprefix(self.study)
-        by_step, figure = by_step_results(steps, self._at.tag, _nulls(values, self.cases), suffix)
-        table, figures = case_results(self.cases, self._at.tag, values["random"], suffix)
-        tables = [by_step, table, *skipped_tables(skipped, suffix)]
-        return Results(self.name, values, scalars, tables=tables, figures=[figure, *figures])
-
-
-def _nulls(values: Mapping[str, Any], cases: Sequence[EditCase]) -> dict[str, float]:
-    """Return means by answer that need no training, for the figure."""
-    nearest = values["nearest"]
-    references = {case.reference for case in cases}
-    counts = Counter(label for reference in references for label in reference.split(SEPARATOR))
-    shares = {} if nearest is None else {"nearest word": nearest["macro"]}
-    if counts:
-        shares["best constant answer"] = max(counts.values()) / len(references)
-    return shares
+        return edits_results(self.name, values, self.cases, scalars, skipped)
 
 
 def _row_at(reading: tuple[list[int], list[Logits]], edit: int) -> Logits:

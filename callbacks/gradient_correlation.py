@@ -17,6 +17,7 @@ from lincorr_lightning.callbacks.relation import (
 )
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
+from lincorr_lightning.finetune.verdict import gradients_verdict
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.functional.significance import mean_r_error
 from lincorr_lightning.linear_map.fitting import Ridge
@@ -210,9 +211,12 @@ class GradientCorrelation(RelationCallback):
         values = {
             "relation": self._at.tokenized.name,
             **{name: number(value) for name, value in sorted(numbers.items())},
+            "ridge": self.state.map[2],
         }
-        caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self._at.tag} at each step"
-        return Results(self.name, values, scalars, tables=[self.history_table(caption)])
+        caption = f"r per answer between W · ΔF_source and ΔF_target of {self._at.tag} by step"
+        tables = [self.history_table(caption)]
+        verdict = gradients_verdict({self._at.tag: values})
+        return Results(self.name, values, scalars, tables=tables, verdict=verdict)
 
     def _over_edits(
         self, by_step: Mapping[int, tuple[list[int], list[Logits]]]

@@ -329,7 +329,7 @@ class PeriodicCallback(L.Callback):
             self._publish()
 
     def _publish(self) -> None:
-        self.output = self.finish()
+        self.output = self.finish().numbered(self.name.removeprefix(self.study))
         self.results = dict(self.output.values)
         self._measured_version = self.run.cache.weights_version()
         runs.write_parts(self.run.trainer, self.output)
@@ -416,7 +416,7 @@ class PeriodicCallback(L.Callback):
         from pandas import DataFrame  # takes a second
 
         frame = DataFrame({key: dict(points) for key, points in self.history.items()})
-        return Table(self.name, frame.sort_index().rename_axis("step").reset_index(), caption)
+        return Table(self.study, frame.sort_index().rename_axis("step").reset_index(), caption)
 
     def state_dict(self) -> dict[str, Any]:
         if self._run is not None:

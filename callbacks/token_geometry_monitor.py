@@ -88,7 +88,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         texts = f"{len(self._prompts.names)} texts of {self.settings.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
         columns = ["observable", "layer", "step", "mean"]
-        table = Table.of(self.name, rows, columns, caption, formats={"mean": ".3g"})
+        table = Table.of(self.study, rows, columns, caption, formats={"mean": ".3g"})
         return Results(self.name, values, tables=[table])
 
 

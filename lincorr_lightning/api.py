@@ -133,7 +133,9 @@ def forecast(
     tokenized = TokenizedRelation.of(relation, Catalogue.load(*knowledge_files), lm.tokenizer)
     planned = plan_edits(ListedEdits(read_edits(edits), "edits"), tokenized, lm)
     words = forecast_edits(nearness(lm.nearest_words(), tokenized), planned.edits, tokenized)
-    return forecast_results(words, tokenized.name, planned.skipped).table("forecast").frame
+    return (
+        forecast_results("forecast", words, tokenized.name, planned.skipped).table("forecast").frame
+    )
 
 
 @_as_the_program()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lincorr_lightning.functional import group_means, macro_mean
 from lincorr_lightning.functional.significance import mean_interval
-from lincorr_lightning.results.table import number, percent
+from lincorr_lightning.results.table import number
 
 LEAK = "generalization/leak"
 SPECIFIC = "generalization/specific"
@@ -121,20 +121,3 @@ def last_steps(
             if learned:
                 is_learned.add(edit)
     return steps
-
-
-def peak_sentence(rows: Sequence[Mapping[str, Any]], relation: str) -> str:
-    """Return where edits are most specific, in a sentence; empty without other subjects."""
-    known = [row for row in rows if row["specific"] is not None]
-    if not known:
-        return ""
-    peak = max(known, key=lambda row: row["specific"])
-    last = known[-1]
-    steps = "step" if peak["step"] == 1 else "steps"
-    share = f"{percent(peak['specific'])} specific to their subject"
-    sentence = f"Edits of {relation}: {share} after {peak['step']:g} {steps}"
-    if peak is not last:
-        sentence += (
-            f", {percent(last['specific'])} after {last['step']:g}: stop at {peak['step']:g}"
-        )
-    return f"{sentence}."

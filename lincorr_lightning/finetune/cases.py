@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -278,28 +279,34 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     Of cases whose source was learned, ``weight_reference`` has number and median of W of the
     reference among generalized and among hallucinated ones, and the two-sided p of a Mann-Whitney
     test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
-    ``completeness`` of the reference's label (paper, table 18), and ``given_learned`` source.
+    ``completeness`` of the reference's label (paper, table 18).
     ``nearest`` has the share of edits whose answer is nearest to a ``right`` target label in the
     LM's head, ``macro``, the mean over references, and under ``wrong`` what became of the others,
     which alone can show more than the vocabulary. ``forecast`` says how well this forecasts which
     edits do not generalize: ``auroc`` is that of the `EditCase.nearest_risk` over all edits that
     were not right before, with its interval over references, and ``auroc_within`` over pairs of
     edits with the same reference; None if all of them, or none, generalized. Both are None for a
-    head without rows.
+    head without rows. ``above_best_baseline`` says of edits that were not right before how many
+    generalize, beside the better ``baseline`` of the nearest word and one constant answer, and the
+    ``mean`` difference; all are means over references.
     """
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
         return {"n": len(group), **functional.outcome_shares([case.outcome for case in group])}
 
     weights = {
-        outcome: [case.weight_reference for case in weighed_cases(cases, outcome)]
+        outcome: [
+            case.weight_reference
+            for case in cases
+            if case.outcome == outcome and case.source_learned and case.weight_reference is not None
+        ]
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     }
     p = None
     if all(weights.values()):
         p = number(scipy.stats.mannwhitneyu(*weights.values(), alternative="two-sided").pvalue)
     by_outcome: dict[str, Any] = {
-        outcome.value: {"n": len(values), "median": number(median(values)) if values else None}  # type: ignore[type-var]
+        outcome.value: {"n": len(values), "median": number(median(values)) if values else None}
         for outcome, values in weights.items()
     }
     causes = Counter(case.cause for case in cases)
@@ -309,9 +316,32 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         "weight_reference": {**by_outcome, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind.value: shares(group) for kind, group in kinds.items() if group},
-        "given_learned": shares([case for case in cases if case.source_learned]),
         "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
         **_nearest_word_scores(cases, shares),
+        "above_best_baseline": _above_best_baseline(cases),
+    }
+
+
+def _above_best_baseline(cases: Sequence[EditCase]) -> dict[str, Any] | None:
+    judged = [case for case in cases if case.reference and case.outcome != Outcome.RIGHT_BEFORE]
+    if not judged:
+        return None
+    references = [case.reference for case in judged]
+    labels = {reference: reference.split(SEPARATOR) for reference in references}
+    ((constant, _),) = Counter(chain.from_iterable(labels.values())).most_common(1)
+    hits = {"constant": [float(constant in labels[reference]) for reference in references]}
+    risks = [case.nearest_risk for case in judged]
+    if None not in risks:
+        hits[DEFAULT_FORECAST] = [float(risk < 0) for risk in risks]  # type: ignore[operator]
+    hits["generalized"] = [float(case.outcome == Outcome.GENERALIZED) for case in judged]
+    macro = {name: functional.macro_mean(each, references) for name, each in hits.items()}
+    best = max([*hits][:-1], key=lambda name: macro[name])
+    difference = torch.tensor(hits["generalized"]) - torch.tensor(hits[best])
+    return {
+        "baseline": best,
+        "macro": macro[best],
+        "generalized": macro["generalized"],
+        **interval_by_reference(difference, references),
     }
 
 
@@ -367,15 +397,6 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
             ),
         ),
     }
-
-
-def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]:
-    """Return the cases of an outcome whose source was learned and whose reference has a weight."""
-    return [
-        case
-        for case in cases
-        if case.outcome == outcome and case.source_learned and case.weight_reference is not None
-    ]
 
 
 def outcome_values(

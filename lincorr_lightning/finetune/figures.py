@@ -1,41 +1,48 @@
-"""Figures of edits: what they did, W of their references, and moves of states."""
+"""Figures of edits, from their tables: what they did, W of their references, moves of states."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from pandas import DataFrame, concat
 
-from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
-from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.functional import Cause, Outcome, outcome_shares, reference_scores
+from lincorr_lightning.functional import Cause, Outcome
 from lincorr_lightning.results import plots
-from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
+from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
 
 _MAX_ENDS = 20  # bars from either end of a long order
+_MAX_LINES = 6  # in a panel
+_MAX_MARKERS = 30
+_MANY_LETTERS = 16  # of a name, with which three do not fit above a panel
+_OUTCOME_COLOURS: dict[str, str] = {Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE}
 
 
-def reference_weights_figure(cases: Sequence[EditCase], relation: str) -> Figure:
-    """Draw W of the reference in generalized and in hallucinated cases (paper, figure 5)."""
-    numbers = case_statistics(cases)["weight_reference"]
-    notes = [
-        "W in the column of the taught answer, highest of the reference labels",
-        f"line: median; box: middle half; hollow: {Cause.LOW_PRIOR}",
-    ]
-    if numbers["rank_test_p"] is not None:
-        notes.append(f"Mann-Whitney test, two-sided: p = {numbers['rank_test_p']:.2g}")
-    title = f"W of the reference in edits of {relation}"
-    figure = plots.new_figure(7.5, 2.6, title, "; ".join(notes))
+def reference_weights_figure(cases: DataFrame, relation: str, p: float | None) -> Figure:
+    """Draw W of the reference in generalized and in hallucinated cases (paper, figure 5).
+
+    `cases` is the table of this name, `p` that of the test between both groups.
+    """
+    notes = (
+        "W in the column of the taught answer; line: median; box: middle half; hollow: the right "
+        "answer started too low"
+    )
+    if p is not None:
+        notes += f"; Mann-Whitney test, p = {p:.2g}"
+    title = f"W of the right answer in edits of {relation}"
+    figure = plots.new_figure(7.5, 2.6, title, notes)
     axes = figure.add_subplot()
-    colours = {Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE}
-    for y, (outcome, colour) in enumerate(colours.items()):
-        group = weighed_cases(cases, outcome)
-        if not group:
+    known = cases[cases["source_learned"].astype(bool) & cases["weight_reference"].notna()]
+    names = []
+    for y, (outcome, colour) in enumerate(_OUTCOME_COLOURS.items()):
+        group = known[known["outcome"] == outcome]
+        names.append(f"{outcome}\nn = {len(group)}")
+        weights = group["weight_reference"].to_numpy(float)
+        if not len(group):
             continue
-        weights = np.array([case.weight_reference for case in group], dtype=float)
         axes.boxplot(
             weights,
             positions=[y],
@@ -43,116 +50,162 @@ def reference_weights_figure(cases: Sequence[EditCase], relation: str) -> Figure
             orientation="horizontal",
             showfliers=False,
             showcaps=False,
-            boxprops={"color": colour},
-            whiskerprops={"color": PALE},
-            medianprops={"color": colour},
+            **{f"{part}props": {"color": colour} for part in ("box", "whisker", "median")},  # type: ignore[arg-type]
         )
         heights = y + np.random.default_rng(0).uniform(-0.25, 0.25, len(group))
-        faces = ["white" if case.cause == Cause.LOW_PRIOR else colour for case in group]
+        faces = np.where(group["cause"] == Cause.LOW_PRIOR, "white", colour).tolist()
         axes.scatter(weights, heights, 16, faces, edgecolor=colour, alpha=0.8, zorder=3)
-    axes.axvline(0, color=PALE, linewidth=1, zorder=0)
-    plots.plain_axes(axes, "", "W of the reference", "")
-    names = [f"{outcome}\nn = {numbers[outcome]['n']}" for outcome in colours]
+    plots.plain_axes(axes, "", "W of the right answer", "")
+    axes.grid(axis="y", visible=False)
+    axes.axvline(0, color=GREY, linewidth=1, zorder=0)
     axes.set_yticks(range(len(names)), names, fontsize=9.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     return figure
 
 
-def outcomes_figure(
-    cases: Sequence[EditCase], relation: str, random: float | None = None
-) -> Figure:
-    """Draw the share of all edits that have each outcome.
+def outcomes_figure(cases: DataFrame, relation: str) -> Figure:
+    """Draw the share of all edits that were learned, and that have each outcome.
 
-    Means over references, the best constant label and the nearest word are drawn, too; for a head
-    without rows, a `random` label, the share of edits for which it would be right.
+    `cases` is the table of this name. Bars have a part for edits whose nearest word is right.
     """
-    outcomes = [case.outcome for case in cases]
-    references = [case.reference.split(SEPARATOR) if case.reference else [] for case in cases]
-    scores = reference_scores(outcomes, references)
-    nearest = case_statistics(cases)["nearest"]
-    rows: list[dict[str, Any]] = [
-        {
-            "what": f"target {name}".replace("_", " "),
-            "share": share,
-            "macro": scores.get(f"macro_{name}"),
-        }
-        for name, share in outcome_shares(outcomes).items()
-    ]
-    rows[0]["constant"] = scores["constant"]
-    marks = {
-        "constant": f"the best constant label is right ({scores['constant']:.1%})",
-        "macro": "mean over answers",
-    }
-    if nearest is not None:
-        rows[0]["null"] = nearest["right"]
-        marks["null"] = f"the nearest word is right ({nearest['right']:.1%})"
-    elif random is not None:
-        rows[0]["null"] = random
-        marks["null"] = f"a random label is right ({random:.1%})"
-    causes = Counter(case.cause for case in cases)
-    listed = ", ".join(f"{cause} ({causes[cause]})" for cause in Cause if causes[cause])
-    n_learned = sum(case.source_learned for case in cases)
-    return plots.bars(
-        DataFrame(rows).astype({"share": float, **dict.fromkeys(marks, float)}),
-        "what",
-        "share",
-        title=f"Outcomes of {len(cases)} edits of {relation}, of which {n_learned} were learned",
-        subtitle=f"causes of hallucination: {listed}" if listed else "",
-        marks=marks if cases else {},
-        label="share of edits",
+    groups = {"learned": cases["source_learned"].astype(bool)}
+    groups |= {outcome: cases["outcome"] == outcome for outcome in Outcome}
+    risks = cases["nearest_risk"].astype(float)
+    parts = {"the nearest word is right": (risks < 0, 1.0), "it is wrong": (~(risks < 0), 0.45)}
+    if risks.isna().any():
+        parts = {"": (risks.isna() | True, 1.0)}
+    figure = plots.new_figure(
+        6.5,
+        2.6,
+        f"What became of {len(cases)} edits of {relation}",
+        "Shares of all edits; in brackets, their means by right answer.",
     )
+    axes = figure.add_subplot()
+    ticks = []
+    for y, (name, chosen) in enumerate(groups.items()):
+        left = 0.0
+        for label, (part, alpha) in parts.items():
+            share = float((chosen & part).sum()) / max(len(cases), 1)
+            # Mixed with white: through a transparent bar the grid would be seen.
+            mixed = alpha * np.array(to_rgb(_OUTCOME_COLOURS.get(name, GREY))) + 1 - alpha
+            axes.barh(y, share, left=left, color=[mixed], label=None if y else label)
+            left += share
+        macro = chosen[cases["reference"] != ""].groupby(cases["reference"]).mean().mean()
+        ticks.append(f"{name.replace('_', ' ')}: {left:.0%} ({macro:.0%})")
+    plots.plain_axes(axes, "", "share of all edits", "")
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(axis="y", visible=False)
+    axes.set_yticks(range(len(ticks)), ticks, fontsize=8.5)
+    axes.set_ylim(len(ticks) - 0.4, -0.6)
+    plots.legend_below(figure, [axes])
+    return figure
 
 
-def by_step_figure(
-    rows: Sequence[Mapping[str, Any]], relation: str, nulls: Mapping[str, float]
-) -> Figure:
-    """Draw what edits did after each step; `nulls` are shares that need no training."""
-    lines = {
-        "learned": "source_learned",
-        "generalized": "macro_generalized",
-        "leak: other people": "leak",
-        "specific: generalized − leak": "specific",
-    }
-    points = [
-        {
-            "step": row["step"],
-            "what": name,
-            "share": row[key],
-            **{end: row[f"{key}_{end}"] if key == "specific" else None for end in ("low", "high")},
-        }
-        for row in rows
-        for name, key in lines.items()
-    ]
-    points += [
-        {"step": row["step"], "what": f"{name} unchanged", "share": share}
-        for row in rows
-        for name, share in row["controls"].items()
-    ]
+_BY_STEP = {
+    "source_learned": ("learned", GREY),
+    "macro_generalized": ("generalized", BLUE),
+    "leak": ("said of other people (leak)", ORANGE),
+    "specific": ("specific: generalized − leak", GREEN),
+}
 
-    def draw_nulls(axes: Axes, *_: Any) -> None:
+
+def by_step_figure(steps: DataFrame, relation: str, nulls: Mapping[str, float]) -> Figure:
+    """Draw what edits did after each step, from the table ``by_step``.
+
+    `nulls` are shares that need no training.
+    """
+    names = {key: name for key, (name, _) in _BY_STEP.items()}
+    controls = [key for key in steps if key.endswith("_unchanged")][: _MAX_LINES - len(names)]
+    names |= {key: key.replace("_", " ") for key in controls}
+    ends = ["specific_low", "specific_high"]
+    points = steps.melt(["step", *ends], list(names), "line", "share").astype({"share": float})
+    points.loc[points["line"] != "specific", ends] = np.nan
+
+    def finish(axes: Axes, *_: object) -> None:
         for (name, share), dash in zip(nulls.items(), ("--", ":"), strict=False):
             axes.axhline(share, color=INK, linewidth=1, linestyle=dash, label=name)
+        axes.set_ylim(min(-0.02, points["share"].min()), 1.02)
 
-    columns = ["step", "what", "share", "low", "high"]
     return plots.curves(
-        DataFrame(points, columns=columns).astype(dict.fromkeys(columns[2:], float)),
+        points.assign(line=points["line"].map(names)),
         "step",
         "share",
-        "what",
+        "line",
         title=f"Edits of {relation} by optimizer step",
-        subtitle="means by answer; band: 95 % interval",
-        band=("low", "high"),
-        colours={
-            "learned": GREY,
-            "generalized": BLUE,
-            "leak: other people": ORANGE,
-            "specific: generalized − leak": GREEN,
-        },
+        subtitle="means by right answer; band: 95 % interval",
+        band=(ends[0], ends[1]),
+        colours=dict(_BY_STEP.values()),
         labels=("optimizer step", "share of edits"),
         percent=True,
         size=(6.0, 3.2),
-        each=draw_nulls,
+        each=finish,
     )
+
+
+_NAMES = {
+    "source learned": "learned",
+    "leak": "said of others",
+    "probability, reference": "p of the right answer",
+    "probability, old answer": "p of the answer before",
+    "neighbours, target unchanged": "others unchanged",
+    "paraphrases, source learned": "learned in paraphrases",
+    "gradient correlation": "of the change",
+    "permuted gradient correlation": "W permuted",
+    "logit correlation": "of the value",
+}
+_NOT_DRAWN = re.compile(r".*(/macro_.*|_of_learned|/constant|/right_before)")
+
+
+def _line_of(key: str, relation: str) -> tuple[str, str]:
+    """Return the panel of a log key, and the name of its line."""
+    own, name = re.findall(r"^(?:([^/]+->[^/]+)/)?(?:edit_step/)?(?:generalization/)?(.*)", key)[0]
+    group, _, last = name.rpartition("/")
+    about = own or relation
+    if "correlation" in group:  # these keys end with the relation
+        return f"r, {last}", _NAMES[group.replace("_", " ")]
+    line = ", ".join(name.replace("_", " ").split("/"))
+    if not group:
+        return f"share of edits, {about}", _NAMES.get(line, line)
+    if group == "control_unchanged":
+        return f"share or probability, {about}", f"{last} unchanged"
+    if line in _NAMES:
+        return f"share or probability, {about}", _NAMES[line]
+    return group, last
+
+
+def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
+    """Draw what was logged in the course of training, from the table ``training``."""
+    panels: dict[str, dict[str, DataFrame]] = {}
+    for key, points in history.groupby("number", sort=False):
+        if len(points) > 1 and not _NOT_DRAWN.fullmatch(f"/{key}"):
+            panel, line = _line_of(str(key), relation)
+            panels.setdefault(panel, {})[line] = points.sort_values("step")
+    n_columns = 1 if len(panels) == 1 else 2
+    n_rows = max(-(-len(panels) // 2), 1)
+    title = f"Training on edits of {relation}"
+    figure = plots.new_figure(4.2 * n_columns, 2.8 * n_rows, title, subtitle)
+    grid = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (panel, lines) in zip(grid, panels.items(), strict=False):
+        drawn = zip(lines.items(), plots.PALETTE[:_MAX_LINES], strict=False)
+        for (name, points), colour in drawn:
+            style = {"color": colour, "marker": "o" if len(points) < _MAX_MARKERS else ""}
+            label = plots.legible([name])[0]
+            axes.plot(points["step"], points["value"], label=label, markersize=3.5, **style)
+        plots.plain_axes(axes, "", "optimizer step", plots.legible([panel], 40)[0])
+        if panel.startswith(("share", "r,")):
+            axes.set_ylim((-0.02, 1.02) if panel.startswith("share") else (-1.02, 1.02))
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 1.0),
+            ncols=3 if max(map(len, lines)) < _MANY_LETTERS else 2,
+            frameon=False,
+            fontsize=7.5,
+            handlelength=1.2,
+        )
+    return figure
 
 
 def margins_figure(answers: DataFrame, relation: str) -> Figure:
@@ -186,30 +239,46 @@ def margins_figure(answers: DataFrame, relation: str) -> Figure:
     return figure
 
 
-def interventions_figure(doses: DataFrame, about: str) -> Figure:
-    """Draw the effect of moves over their strength; bands for W and for the controls."""
-    responses = doses["response"].isin(["generalized", "hallucinated", "p reference"])
-    frame = doses[responses & ~doses["arm"].isin(["W, plain", "W, other labels"])]
-    frame = frame.assign(panel=frame["response"] + ", " + frame["part"])
-    banded = frame["arm"].isin(["W", "other answer", "random"])
-    frame.loc[~banded, ["effect_low", "effect_high"]] = np.nan
-    notes = (
-        "own: each direction's component is removed from the change",
-        "change, state: one as long as W's is",
-        "only: it alone is added to the state before",
-        "strength: factor of the length",
-        "bands: 95 % intervals of W, other answer and random",
-    )
+# Arms that are drawn, and what they are called.
+_ARMS = {
+    "W": ("W", BLUE),
+    "W0": ("W₀, the vocabulary's map", ORANGE),
+    "W - W0": ("W beyond W₀", GREEN),
+    "reference's row": ("right answer's row of the head", INK),
+    "other answer": ("W of another answer", "#CC79A7"),
+    "random": ("random", GREY),
+}
+_PARTS = {"own": "taken out of what the edit changed", "only": "added to the state before the edit"}
+
+
+def interventions_figure(doses: DataFrame, relation: str, n: int) -> Figure:
+    """Draw the share of generalized edits after moves along directions, from the table of doses.
+
+    `n` is the number of edits. Bands, for W and W₀, are 95 % intervals of what a move adds.
+    """
+    frame = doses[
+        (doses["response"] == "generalized") & doses["part"].isin(_PARTS) & doses["arm"].isin(_ARMS)
+    ]
+    ends = ["effect_low", "effect_high"]
+    bands = frame[ends].add(frame["mean"] - frame["effect"], axis=0).clip(0, 1)
+    bands[~frame["arm"].isin(["W", "W0"])] = np.nan
     return plots.curves(
-        frame,
+        frame.assign(
+            **bands,
+            line=frame["arm"].map(lambda arm: _ARMS[arm][0]),
+            panel=frame["part"].map(_PARTS),
+        ),
         "strength",
-        "effect",
-        "arm",
+        "mean",
+        "line",
         "panel",
-        band=("effect_low", "effect_high"),
-        title="Moves of the state at the target prompt: added to each response, in points",
-        subtitle="; ".join((about, *notes)),
-        labels=("strength", ""),
+        band=(ends[0], ends[1]),
+        title=f"What {n} edits of {relation} go through: directions of the state at the target",
+        subtitle="means by right answer; bands: 95 % intervals for W and W₀",
+        colours=dict(_ARMS.values()),
+        labels=("how much of it (1: all)", "share of generalized edits"),
         percent=True,
         share_y=True,
+        size=(4.2, 3.0),
+        each=lambda axes, *_: axes.set_ylim(-0.02, 1.02),
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -19,8 +18,8 @@ from lincorr_lightning.finetune.edits import (
     skip_counts,
     taught_labels,
 )
-from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.results import skipped_tables
+from lincorr_lightning.finetune.verdict import forecast_verdict
 from lincorr_lightning.functional import macro_mean, risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
@@ -82,24 +81,22 @@ def forecast_edits(
 
 
 def forecast_results(
-    words: Sequence[NearestWord], relation: str, skipped: Sequence[RawEdit] = (), suffix: str = ""
+    name: str, words: Sequence[NearestWord], relation: str, skipped: Sequence[RawEdit] = ()
 ) -> Results:
-    """Return the results of a forecast; `skipped` are the rows of a file that are no edit.
+    """Return the results of a forecast; `skipped` are the rows of a file that are no edit."""
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.finetune.figures import margins_figure
 
-    `suffix` is appended to all names where a run has several.
-    """
     right = [float(word.right) for word in words]
-    share = fmean(right)
-    macro = macro_mean(right, [word.reference for word in words])
     note = (
         "margin: nearness (the cosine in the LM's head) of the nearest right label minus that of "
         "the nearest wrong one; rank: that of the nearest right label."
     )
     forecast = Table.of(
-        f"forecast{suffix}",
+        "forecast",
         words,
         NearestWord,
-        f"The nearest word of each edit of {relation}: the target label nearest to its new answer.",
+        f"The nearest word of each edit of {relation}: the target label nearest to its new answer",
         note,
     ).sampled(
         "subject", "answer", nearest_right="right", nearest_macro=Mean("right", per="reference")
@@ -107,11 +104,10 @@ def forecast_results(
     counts = forecast.frame.drop(columns="subject").value_counts(sort=False, dropna=False)
     frame = counts.rename("n_edits").reset_index().sort_values("margin", kind="stable")
     answers = Table(
-        f"answers{suffix}",
+        "answers",
         frame,
-        f"The nearest word is right for {share:.0%} of {len(words)} edits of {relation}, and for "
-        f"{macro:.0%} as a mean over answers.",
-        f"The least safe answers first. {note}",
+        f"The nearest word of each new answer of {relation}, the least safe first",
+        note,
         headline=True,
         headings={**forecast.headings, "n_edits": "edits"},
         formats={**forecast.formats, "n_edits": "d"},
@@ -120,19 +116,18 @@ def forecast_results(
         "relation": relation,
         "n_edits": len(words),
         "skipped": skip_counts(skipped),
-        "nearest": {"right": share, "macro": macro},
+        "nearest": {
+            "right": fmean(right),
+            "macro": macro_mean(right, [word.reference for word in words]),
+        },
     }
+    caption = f"The margin by which the nearest word of each answer of {relation} is right."
     return Results(
-        f"forecast{suffix}",
+        name,
         values,
-        tables=[answers, forecast, *skipped_tables(skipped, suffix)],
-        figures=[
-            Figure(
-                f"forecast{suffix}",
-                f"The margin by which the nearest word of each answer of {relation} is right.",
-                partial(margins_figure, frame, relation),
-            )
-        ],
+        tables=[answers, forecast, *skipped_tables(skipped)],
+        figures=[Figure("forecast", caption, margins_figure, [answers], {"relation": relation})],
+        verdict=forecast_verdict(values, frame.to_dict("records")),
     )
 
 
@@ -173,4 +168,4 @@ class EditForecast(Study):
         self.lm_info = words.head.info
         relation = dataset.relation
         self.forecasts = forecast_edits(nearness(words, relation), dataset.edits, relation)
-        return forecast_results(self.forecasts, relation.name, dataset.resolved.skipped)
+        return forecast_results(self.study, self.forecasts, relation.name, dataset.resolved.skipped)

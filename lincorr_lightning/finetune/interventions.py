@@ -6,14 +6,13 @@ Beyond the paper, whose correlations do not say what causes an edit's target ans
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lincorr_lightning.finetune.figures import interventions_figure
+from lincorr_lightning.finetune.verdict import interventions_verdict
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.functional.significance import mean_interval
 from lincorr_lightning.io import number
@@ -196,32 +195,48 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
 
 def intervention_results(name: str, relation: str, edits: EditStates) -> Results:
     """Return dose and response as means over references, and what strength 1 does."""
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.finetune.figures import interventions_figure
+
     rows = dose_rows(edits)
     at_one = [row for row in rows if row["strength"] == 1]
-    key = {"part": "own", "response": "generalized", "strength": 1}
-    shown = [
-        {name: value for name, value in row.items() if name not in key}
-        for row in at_one
-        if key.items() <= row.items()
-    ]
+    key = {"part": "own", "response": "generalized"}
+    shown = [row for row in at_one if key.items() <= row.items()]
+    n = len(edits.before)
     values = {
         "relation": relation,
-        "n_learned": len(edits.before),
+        "n_learned": n,
         "effects": at_one,
         "n_references": len(set(edits.references)),
         "rank": edits.space.to_logits.shape[1],
     }
-    about = f"{len(edits.before)} learned edits of {relation}, means over references"
-    note = (
-        "Mean: share of generalized edits where each arm's own component is taken out of the "
-        "change by the edit. Share: of its squared length."
+    formats = {key: ".3f" for key, value in rows[0].items() if not isinstance(value, str)}
+    caption = f"Moves of {n} learned edits of {relation}"
+    doses = Table.of("intervention_doses", rows, caption=caption, formats=formats)
+    headline = Table.of(
+        "intervention",
+        shown,
+        list(_SHOWN),
+        f"Edits of {relation} that generalize where a direction is taken out of what they changed",
+        f"{n} learned edits, means by right answer. change: what it adds, with its 95 % interval; "
+        "share: of the change's squared length. W0: the vocabulary's map; others: docs/causal.md.",
+        headline=True,
+        headings={key: heading for key, (heading, _) in _SHOWN.items()},
+        formats={key: form for key, (_, form) in _SHOWN.items()},
     )
-    formats = {name: ".3f" for name, value in rows[0].items() if not isinstance(value, str)}
-    caption = f"Moves of {about}."
-    tables = [
-        Table.of(name, shown, caption=caption, note=note, headline=True, formats=formats),
-        Table.of(f"{name}_doses", rows, caption=caption, note=note, formats=formats),
-    ]
-    draw = partial(interventions_figure, tables[1].frame, about)
-    figures = [Figure(name, f"Dose and response of {about}.", draw)]
-    return Results(name, values, tables=tables, figures=figures)
+    caption = f"Edits of {relation} that generalize after moves of the state, by direction."
+    options = {"relation": relation, "n": n}
+    figures = [Figure("intervention", caption, interventions_figure, [doses], options)]
+    verdict = interventions_verdict(relation, {row["arm"]: row for row in shown})
+    return Results(name, values, tables=[headline, doses], figures=figures, verdict=verdict)
+
+
+# Columns of the first table: their headings and formats.
+_SHOWN = {
+    "arm": ("direction", ""),
+    "mean": ("generalized", ".0%"),
+    "effect": ("change", "+.0%"),
+    "effect_low": ("low", "+.0%"),
+    "effect_high": ("high", "+.0%"),
+    "share": ("share", ".0%"),
+}

@@ -4,18 +4,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from lincorr_lightning.finetune import figures as drawing
-from lincorr_lightning.finetune.by_step import peak_sentence
 from lincorr_lightning.finetune.cases import DEFAULT_FORECAST, EditCase
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import ResolvedEdits, skip_counts
+from lincorr_lightning.finetune.verdict import BASELINES, edits_verdict, gradients_verdict
 from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, column, columns_of, history_table
+from lincorr_lightning.results.table import Mean, Table, column, columns_of
 
 _OUTCOMES = [outcome.value for outcome in Outcome]
 OUTCOME_MEANS: Mapping[str, Mean] = {
@@ -32,6 +29,7 @@ _CONTRACT = (
     "by_step",
     "at_learned",
     "nearest",
+    "above_best_baseline",
     "random",
     "constant",
     "macro",
@@ -53,10 +51,10 @@ class OutcomeRow:
     n_edits: int = column("edits", "d")
     source_learned: float | None = column("learned", ".1%")
     generalized: float | None = column("", ".1%")
-    macro_generalized: float | None = column("generalized, by answer", ".1%")
+    macro_generalized: float | None = column("by answer", ".1%")
     constant: float | None = column("best constant", ".1%")
-    nearest_right: float | None = column("nearest word", ".1%")
-    nearest_macro: float | None = column("nearest word, by answer", ".1%")
+    nearest_right: float | None = column("nearest word, of edits", ".1%")
+    nearest_macro: float | None = column("nearest word", ".1%")
     random: float | None = column("", ".1%")
     hallucinated: float | None = column("", ".1%")
     macro_hallucinated: float | None = column("hallucinated, by answer", ".1%")
@@ -72,16 +70,14 @@ class OutcomeRow:
 class StepRow:
     """What edits did after an optimizer step, a row of the table ``by_step``.
 
-    `leak` and `specific` are means by reference, with the 95 % interval of `specific` over
-    references; they are None without other subjects. Unchanged controls stand in further columns.
+    All but `source_learned` are means by reference, with the 95 % interval of `specific` over
+    references; some are None without other subjects. Unchanged controls stand in further columns.
     """
 
     step: int = column("", "d")
-    n_edits: int = column("edits", "d")
     source_learned: float | None = column("learned", ".0%")
-    generalized: float | None = column("", ".0%")
-    macro_generalized: float | None = column("by answer", ".0%")
-    leak: float | None = column("", ".0%")
+    macro_generalized: float | None = column("generalized", ".0%")
+    leak: float | None = column("said of others", ".0%")
     specific: float | None = column("", ".0%")
     specific_low: float | None = column("low", ".0%")
     specific_high: float | None = column("high", ".0%")
@@ -93,20 +89,29 @@ class CorrelationRow:
 
     relation: str
     gradient_correlation: float | None = column("r of the change", ".2f")
-    permuted_gradient_correlation: float | None = column("the same, W permuted", ".2f")
+    gradient_correlation_error: float | None = column("±", ".2f")
+    permuted_gradient_correlation: float | None = column("W permuted", ".2f")
     logit_correlation: float | None = column("r of the value", ".2f")
+    ridge: float | None = column("ridge", ".3g")
 
 
-def case_results(
-    cases: Sequence[EditCase], relation: str, random: float | None, suffix: str = ""
-) -> tuple[Table, list[Figure]]:
-    """Return the table ``cases`` (paper, table 6) and its figures (figure 5 is one of them).
+def edits_results(
+    name: str,
+    values: Mapping[str, Any],
+    cases: Sequence[EditCase],
+    scalars: Mapping[str, float],
+    skipped: Sequence[RawEdit] = (),
+) -> Results:
+    """Return the results of edits: the table ``cases`` (paper, table 6) and its figures.
 
-    `random` is the share of edits for which a random label would be right; `suffix` is appended to
-    all names where a run has several.
+    `values` are those of ``results.json``, `skipped` the rows of a file that are no edit.
     """
-    table = Table.of(
-        f"cases{suffix}",
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.finetune import figures as drawing
+
+    relation = values["relation"]
+    cases_table = Table.of(
+        "cases",
         cases,
         EditCase,
         f"What each edit did to the target of {relation} (paper, table 6).",
@@ -117,44 +122,42 @@ def case_results(
         **OUTCOME_MEANS,
         probability_reference="probability_reference_after",
     )
-    return table, [
-        Figure(
-            f"reference_weights{suffix}",
-            f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
-            "figure 5).",
-            partial(drawing.reference_weights_figure, cases, relation),
-        ),
-        Figure(
-            f"outcomes{suffix}",
-            f"Share of each outcome of the edits of {relation}.",
-            partial(drawing.outcomes_figure, cases, relation, random),
-        ),
-    ]
+    tables = [cases_table, *skipped_tables(skipped)]
+    figures = []
+    about = {"relation": relation}
+    if steps := values.get("by_step"):
+        tables.insert(0, _by_step_table(steps, relation))
+        best = values["above_best_baseline"]
+        nulls = {BASELINES[best["baseline"]]: best["macro"]} if best else {}
+        caption = f"The edits of {relation} after each optimizer step."
+        drawn = Figure(
+            "by_step", caption, drawing.by_step_figure, tables[:1], {**about, "nulls": nulls}
+        )
+        figures += [drawn] if len(steps) > 1 else []
+    caption = f"Outcomes of the edits of {relation}, and for which the nearest word is right."
+    figures.append(Figure("outcomes", caption, drawing.outcomes_figure, [cases_table], about))
+    caption = f"W of the reference by outcome of the edits of {relation} (paper, figure 5)."
+    options = {**about, "p": values["weight_reference"]["rank_test_p"]}
+    draw = drawing.reference_weights_figure
+    figures.append(Figure("reference_weights", caption, draw, [cases_table], options))
+    verdict = edits_verdict(values)
+    return Results(name, values, scalars, tables=tables, figures=figures, verdict=verdict)
 
 
-def by_step_results(
-    rows: Sequence[Mapping[str, Any]], relation: str, nulls: Mapping[str, float], suffix: str = ""
-) -> tuple[Table, Figure]:
-    """Return the table ``by_step`` and the figure of the same name.
-
-    `nulls` are means by answer that need no training, by what they are, for the figure.
-    """
+def _by_step_table(rows: Sequence[Mapping[str, Any]], relation: str) -> Table:
     controls = dict.fromkeys(f"{name}_unchanged" for row in rows for name in row["controls"])
     names, headings, formats = columns_of(StepRow)
-    table = Table.of(
-        f"by_step{suffix}",
+    return Table.of(
+        "by_step",
         [{**row, **{f"{k}_unchanged": x for k, x in row["controls"].items()}} for row in rows],
         [*names, *controls],
-        peak_sentence(rows, relation) or f"The edits of {relation} after each step.",
-        "leak: share of other people of whom the LM gives the edit's reference, and did not "
-        "before; specific: generalized by answer minus leak, with the 95 % interval over answers.",
+        f"The edits of {relation} after each step",
+        "generalized: mean by right answer; said of others (leak): share of other people of whom "
+        "the LM then says the same; specific: generalized minus leak, with its 95 % interval.",
         headline=True,
         headings=headings,
         formats=formats | dict.fromkeys(controls, ".0%"),
     )
-    caption = f"The edits of {relation} by optimizer step: learned, generalized, leak and specific."
-    drawn = partial(drawing.by_step_figure, rows, relation, nulls)
-    return table, Figure(f"by_step{suffix}", caption, drawn)
 
 
 def finetune_results(
@@ -173,13 +176,17 @@ def finetune_results(
     if the run's dataset lists none; `history` has ``(step, value)`` pairs by log key that callbacks
     measured; `subtitle` says what was trained, and how, for the figure.
     """
+    from lincorr_lightning.finetune import figures as drawing
+
     outcomes = _of_kind(measured, "generalization")
     gradients = _of_kind(measured, "gradient_correlation")
+    moved = _of_kind(measured, "intervention")
     relation = outcomes[0].values["relation"] if outcomes else None
     if edits is not None:
         relation = edits.relation.name
+    outcomes.sort(key=lambda each: bool(each.values["relation"] != relation))
     main = next((each for each in outcomes if each.values["relation"] == relation), None)
-    others = [each for each in outcomes if each is not main]
+    others = outcomes[main is not None :]
     correlations = _by_relation(gradients)
     of_relation = correlations.get(relation or "", {})
     values: dict[str, Any] = {
@@ -193,39 +200,48 @@ def finetune_results(
     }
     if others:
         values["generalizations"] = _by_relation(others)
-    # What edits did step by step comes first, in tables and figures.
-    tables = [each for each in main.tables if each.name == "by_step"] if main else []
-    figures = [each for each in main.figures if each.name == "by_step"] if main else []
-    if outcomes:
-        tables.append(outcomes_table([each for each in (main, *others) if each is not None]))
+    tables = outcomes_tables(outcomes) if outcomes else []
     if gradients:
         tables.append(
             Table.of(
                 "correlations",
                 [{"relation": name, **row} for name, row in correlations.items()],
                 CorrelationRow,
-                "Label-wise r between the predicted and the measured change of the target logits "
-                "(paper, table 4).",
+                "r of the target logits' change by a step, predicted by W and measured "
+                "(paper, table 4)",
+                "r per answer, at the first step of edits that are trained alone; W permuted: the "
+                "null; r of the value: of the logits themselves.",
                 headline=True,
             )
         )
     if edits is not None:
         tables += _edits_tables(edits)
+    figures = []
     if history:
-        figures.append(_training_figure(history, relation or "the source", subtitle))
+        rows = [(*point, key) for key, points in history.items() for point in points]
+        columns = ("step", "value", "number")
+        tables.append(Table.of("training", rows, columns, "What callbacks logged, by step"))
+        caption = "Outcomes, probabilities and correlations in the course of training."
+        options = {"relation": relation or "the source", "subtitle": subtitle}
+        draw = drawing.training_figure
+        figures.append(Figure("training", caption, draw, tables[-1:], options))
     merged = {each.study for each in (*outcomes, *gradients)}  # their values are among those above
+    rest = [each for each in measured if each.study not in merged and each not in moved]
+    verdict = [sentence for each in (*moved, *outcomes) for sentence in each.verdict]
+    verdict += gradients_verdict(correlations)
+    verdict += [sentence for each in rest for sentence in each.verdict]
     included = [
-        replace(
-            each,
-            values={},
-            tables=[table for table in each.tables if table.name != "by_step"],
-            figures=[figure for figure in each.figures if figure.name != "by_step"],
-        )
-        if each.study in merged
-        else each
+        replace(each, values={} if each.study in merged else each.values, verdict=())
         for each in measured
     ]
-    return Results("source_finetune", values, tables=tables, figures=figures, included=included)
+    return Results(
+        "source_finetune",
+        values,
+        tables=tables,
+        figures=figures,
+        included=included,
+        verdict=verdict,
+    )
 
 
 def _of_kind(measured: Sequence[Results], study: str) -> list[Results]:
@@ -259,13 +275,13 @@ def _edits_tables(edits: ResolvedEdits) -> list[Table]:
     return [Table.of("edits", rows, caption=caption), *skipped_tables(edits.skipped)]
 
 
-def skipped_tables(skipped: Sequence[RawEdit], suffix: str = "") -> list[Table]:
+def skipped_tables(skipped: Sequence[RawEdit]) -> list[Table]:
     """Return the table ``skipped`` of the rows of a file that are no edit, if there are any."""
     if not skipped:
         return []
     return [
         Table.of(
-            f"skipped{suffix}",
+            "skipped",
             [(row.where, row.subject, row.answer, row.problem) for row in skipped],
             ("where", "subject", "answer", "reason"),
             "Rows of the file that are no edit, and why.",
@@ -274,8 +290,20 @@ def skipped_tables(skipped: Sequence[RawEdit], suffix: str = "") -> list[Table]:
     ]
 
 
-def outcomes_table(outcomes: Sequence[Results]) -> Table:
-    """Return the shares of the outcomes of each of some results."""
+_SUMMARY = (
+    "relation",
+    "n_edits",
+    "source_learned",
+    "generalized",
+    "macro_generalized",
+    "nearest_macro",
+    "hallucinated",
+    "specific",
+)
+
+
+def outcomes_tables(outcomes: Sequence[Results]) -> list[Table]:
+    """Return the shares of the outcomes of each of some results, the main ones and all."""
     rows = []
     controls: dict[str, None] = {}
     for each in outcomes:
@@ -296,51 +324,22 @@ def outcomes_table(outcomes: Sequence[Results]) -> Table:
             }
         )
     names, headings, formats = columns_of(OutcomeRow)
-    return Table.of(
+    table = Table.of(
         "outcomes",
         rows,
         [*names, *controls],
-        "Share of edits by outcome (paper, table 5).",
-        "by answer: the mean over distinct sets of right target answers. best constant: the one "
-        "target label that is right most often; nearest word: the target label nearest to the new "
-        "answer in the LM's head is right; random: a random label is; color_unchanged: an "
-        "unrelated answer stays. leak: share of other people of whom the LM then gives the edit's "
-        "reference, too; specific: generalized minus leak, by answer. AUROC: how often an edit "
-        "that generalizes has a larger margin, by which its nearest word is right, than one that "
-        "does not.",
-        headline=True,
+        "Share of edits by outcome, with nulls and controls",
         headings=headings,
         formats=formats | dict.fromkeys(controls, ".1%"),
     )
-
-
-def _training_figure(
-    history: Mapping[str, Sequence[tuple[int, float]]], relation: str, subtitle: str
-) -> Figure:
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for key, points in history.items():
-        if "/macro_" in key or key.endswith("_of_learned"):
-            continue  # near the shares of all edits, in the same panel
-        curves.setdefault(_panel(key, relation), []).extend(points)
-    return Figure(
-        "training",
-        "Outcomes, probabilities and correlations in the course of training.",
-        partial(
-            training_curves,
-            history_table(curves).frame,
-            f"Training on edits of {relation}",
-            subtitle,
-        ),
+    summary = replace(
+        table,
+        name="summary",
+        frame=table.frame[[*_SUMMARY]],
+        caption="Share of all edits by outcome, after their last step (paper, table 5)",
+        note="learned: reliability in the editing literature; generalized: portability; by answer: "
+        "its mean by right answer, as those of the nearest word in the LM's head; specific: by "
+        "answer, minus the share of other people of whom the LM then says the same.",
+        headline=True,
     )
-
-
-def _panel(key: str, relation: str) -> str:
-    """Return a key whose first part names its panel: one per relation's correlations."""
-    group, _, name = key.removeprefix("edit_step/").rpartition("/")
-    if group in ("probability", "control_unchanged"):
-        return f"{group}/{name}".replace("_", " ")
-    if "correlation" in group:
-        return f"r, {name}/{group.replace('_', ' ')}"
-    if key.startswith("edit_step/"):
-        return f"share of edits, {relation}/{name.replace('_', ' ')}"
-    return key
+    return [summary, table]

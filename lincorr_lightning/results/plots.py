@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left out.
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
-_PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 DPI = 150
 _TITLE_SIZE = 10
 # Where matplotlib looks for a character: its own font, then Chinese, Japanese, and the rest.
@@ -192,7 +192,7 @@ def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict
     """Return a colour for each name: the given one, or the next free one of the palette."""
     chosen = {name: colour for name, colour in (colours or {}).items() if name in names}
     free = [name for name in names if name not in chosen]
-    palette: Sequence[Any] = [colour for colour in _PALETTE if colour not in chosen.values()]
+    palette: Sequence[Any] = [colour for colour in PALETTE if colour not in chosen.values()]
     if len(free) > len(palette):
         palette = [matplotlib.colormaps["tab20"](i % 20) for i in range(len(free))]
     return {**chosen, **dict(zip(free, palette, strict=False))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from html import escape
 from importlib.metadata import version
@@ -189,6 +189,18 @@ class Results:
     def main_figures(self, at_most: int = MAX_FIGURES) -> list[Figure]:
         """The figures that a run draws without being asked for all, without those of callbacks."""
         return [figure for figure in self.figures if figure.is_main][:at_most]
+
+    def numbered(self, suffix: str) -> Results:
+        """Return the results with a suffix to the names of tables and figures, if it is not empty.
+
+        A run may have several callbacks of a kind.
+        """
+        tables = {table.name: replace(table, name=table.name + suffix) for table in self.tables}
+        figures = [
+            replace(each, name=each.name + suffix, tables=[tables[x.name] for x in each.tables])
+            for each in self.figures
+        ]
+        return replace(self, tables=[*tables.values()], figures=figures)
 
     def table(self, name: str) -> Table:
         """Return the table of this name; raise ReportError with all names if there is none."""

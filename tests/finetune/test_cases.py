@@ -99,8 +99,6 @@ def test_outcomes_by_completeness_and_of_learned_edits():
     }
     assert numbers["causes"] == {"imprecise W": 1, "low prior": 0, "source not learned": 2}
     assert numbers["weight_reference"]["hallucinated"]["n"] == 1
-    shares = {"generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0, "right_before": 0.0}
-    assert numbers["given_learned"] == {"n": 2, **shares}
 
 
 def test_the_nearest_word_and_its_score_as_a_forecast():
@@ -113,6 +111,11 @@ def test_the_nearest_word_and_its_score_as_a_forecast():
     wrong = numbers["nearest"].pop("wrong")
     assert numbers["nearest"] == pytest.approx({"right": 3 / 5, "macro": 1 / 3})
     assert (wrong["n"], wrong["generalized"]) == (2, 0.0)
+    # By reference, where the target was not right before.
+    best = numbers["above_best_baseline"]
+    assert (best["baseline"], best["low"]) == ("constant", None)
+    found = [best[name] for name in ("macro", "generalized", "mean")]
+    assert found == pytest.approx([1 / 3, 1 / 9, -2 / 9])
     failed = [case.outcome != G for case in cases]
     # The three edits of Paris have one risk, and no other two share a reference.
     auroc = roc_auc_score(failed, [-0.7, 0.05, -0.7, 0.1, -0.7])

@@ -54,7 +54,7 @@ def test_results_are_shares_of_the_words_and_the_least_safe_answers_first():
         for text, x in zip(texts, np.resize(margins, 23), strict=True)
     ]
     skipped = [RawEdit("e.csv, line 2", "Ada", "Atlantis", problem="no label")]
-    results = forecast_results(words, "city->country", skipped)
+    results = forecast_results("forecast", words, "city->country", skipped)
     frame = results.table("forecast").frame
     assert len(frame) == 23 and len(results.table("skipped")) == 1
     assert results.values == {

@@ -1,5 +1,6 @@
 """Tables, figures and `Results` of edits, from plain data: what they show is what is counted."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import pytest
 from matplotlib.collections import PathCollection
 
-from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.cases import EditCase, case_statistics
 from lincorr_lightning.finetune.edit_files import RawEdit
 from lincorr_lightning.finetune.figures import outcomes_figure, reference_weights_figure
-from lincorr_lightning.finetune.results import case_results, finetune_results
-from lincorr_lightning.results.plots import to_png
+from lincorr_lightning.finetune.results import edits_results, finetune_results
+from lincorr_lightning.finetune.verdict import edits_verdict
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
+from tests.figure_checks import assert_legible
 from tests.finetune.test_cases import NEAR, worked_example
 
 
@@ -24,13 +26,58 @@ def case(subject: str, **changes: Any) -> EditCase:
 def test_cases_have_a_table_and_figures():
     changes = {"weight_reference": None, "prior_winner": -1.23456}
     cases = [case("Ann"), case("$Bob$", probability_reference_after=0.9, **changes)]
-    table, figures = case_results(cases, "city->country", 0.04, suffix="_2")
-    names = [table.name, *(figure.name for figure in figures)]
-    assert names == ["cases_2", "reference_weights_2", "outcomes_2"]
+    values = {"relation": "city->country", "n_edits": 0, **case_statistics(cases)}
+    results = edits_results("generalization", values, cases, {}).numbered("_2")
+    (table,) = results.tables
+    names = [table.name, *(figure.name for figure in results.figures)]
+    assert names == ["cases_2", "outcomes_2", "reference_weights_2"]
+    assert results.figures[0].to_json()["of"] == ["cases_2"]
     cells = dict(zip(table.keys, table.texts()[1], strict=True))
     assert (cells["weight_reference"], cells["prior_winner"]) == ("", "−1.23")
     assert cells["probability_reference_after"] == "90.0%"
-    assert all(figure.png for figure in figures)
+    assert all(figure.png for figure in results.figures)
+
+
+def step(n: int, specific: float) -> dict[str, Any]:
+    return {"step": n, "specific": specific}
+
+
+SAID = {
+    "n_edits": 9,
+    "relation": "city->country",
+    "source_learned": 1.0,
+    "right_before": 0.0,
+    "specific": {"mean": 0.3, "low": 0.1, "high": 0.5},
+    "leak": {"mean": 0.25, "low": 0.2, "high": 0.3},
+    "n_others": 8,
+    "by_step": [step(1, 0.2), step(3, 0.6), step(9, 0.3)],
+    "above_best_baseline": {"baseline": "causal_inner_product", "macro": 0.4, "generalized": 0.55}
+    | {"mean": 0.15, "low": 0.05, "high": 0.25},
+    "nearest": {"wrong": {"n": 4, "generalized": 0.5}},
+}
+NEAREST = SAID["above_best_baseline"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "nth", "expected"),
+    [
+        ({}, 0, "city→country: 60 % specific to their subject after 3 steps, 30 % after 9: stop"),
+        ({"by_step": [step(1, 0.0), step(9, -0.1)]}, 0, "are at no step specific"),
+        ({"source_learned": 0.5}, 0, "50 % learned, 30 % specific .*: train longer"),
+        ({"by_step": [], "source_learned": 0.5}, 0, r"50 % learned, 30 % specific to .* subject\."),
+        ({}, 1, "55 % .* the nearest word is right for 40 %: more than the nearest word"),
+        ({"above_best_baseline": NEAREST | {"low": -0.1}}, 1, "no more than .*−10 to .25 points"),
+        ({"above_best_baseline": NEAREST | {"low": -0.1, "high": -0.05}}, 1, "fewer than the near"),
+        ({"above_best_baseline": NEAREST | {"low": None, "high": None}}, 1, "too few different"),
+        ({"above_best_baseline": NEAREST | {"baseline": "constant"}}, 1, "more than one constant"),
+        ({}, 2, "^The new country is then said of 25 % of other people"),
+        ({"specific": {"mean": 0.0, "low": -0.1, "high": 0.1}}, 2, "^Said of everybody: the new"),
+        ({}, 3, "Of 4 edits that the nearest word misses, 50 % generalize"),
+    ],
+)
+def test_a_verdict_says_what_the_numbers_are(changes: Any, nth: int, expected: str):
+    sentence = edits_verdict(SAID | changes)[nth].replace("\N{NO-BREAK SPACE}", " ")
+    assert re.search(expected, sentence), sentence
 
 
 RUN = {"protocol": "joint", "method": "full", "n_edits": 4, "n_steps": 7, "seconds": 1.23}
@@ -68,7 +115,7 @@ def test_the_run_s_own_relation_stands_at_the_top():
             {"relation": "city->country", "gradient_correlation": 0.9, "logit_correlation": 0.8},
             tables=[Table.of("gradient_correlation_2", [], ["step"])],
         ),
-        Results("resilience", {"before": 1.0}),
+        Results("resilience", {"before": 1.0}, verdict=["the last"]),
     ]
     texts = SimpleNamespace(texts=[])
     relation = SimpleNamespace(name="city->country", source=texts, target=texts)
@@ -82,6 +129,8 @@ def test_the_run_s_own_relation_stands_at_the_top():
     assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
     assert set(results["gradients"]) == {"city->color", "city->country"}
     assert [bool(one.values) for one in found.included] == [False] * 4 + [True]
+    assert len(found.all_sentences) == 2 and found.all_sentences[-1] == "the last"
+    assert len(found.table("summary").keys) == 8
     outcomes = found.table("outcomes")
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
     shown = dict(zip(outcomes.keys, outcomes.texts()[0], strict=True))
@@ -101,10 +150,13 @@ def test_the_curves_of_all_callbacks_make_one_figure():
     history = {
         "generalization/generalized": [(0, 0.0), (1, 0.5)],
         "probability/reference": [(0, 0.1), (1, 0.2)],
-        "gradient_correlation/city->country": [(1, 0.9)],
+        "gradient_correlation/city->country": [(1, 0.9), (2, 0.8)],
+        "generalization/macro_generalized": [(0, 0.0), (1, 0.5)],
     }
     (figure,) = build([generalization("city->country")], **history).figures
-    assert len(figure.draw().axes) == 3
+    panels = [axes for axes in figure.matplotlib().axes if axes.axison]
+    assert [len(axes.get_lines()) for axes in panels] == [1, 1, 1]
+    assert panels[2].get_ylim() == (-1.02, 1.02)
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -119,18 +171,24 @@ def cases_of(n: int) -> list[EditCase]:
     ]
 
 
+def frame(cases: list[EditCase]) -> Any:
+    return Table.of("cases", cases, EditCase).frame
+
+
 def test_outcomes_are_bars_of_their_shares():
-    """Of all edits, also of those that were not learned."""
+    """Of all edits, also of those that were not learned; in parts by their nearest word."""
     cases = [replace(one, source_learned=i > 0) for i, one in enumerate(cases_of(20))]
-    figure = outcomes_figure(cases, "city->country", 0.04)
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert heights == pytest.approx([0.25, 0.5, 0.25, 0])
-    assert to_png(outcomes_figure([], "city->country")).startswith(b"\x89PNG")
+    cases += [replace(one, nearest_risk=0.5) for one in cases]
+    figure = outcomes_figure(frame(cases), "city->country")
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    assert widths == pytest.approx([x / 2 for x in (0.95, 0.25, 0.5, 0.25, 0) for _ in "rw"])
+    assert_legible(figure)
+    assert outcomes_figure(frame([]), "city->country").axes
 
 
 def test_every_case_with_a_weight_is_a_point():
     cases = [*cases_of(40), case("y", weight_reference=None)]
-    figure = reference_weights_figure(cases, "city->country")
+    figure = reference_weights_figure(frame(cases), "city->country", 0.5)
     drawn = [
         x
         for points in figure.axes[0].collections
@@ -139,4 +197,4 @@ def test_every_case_with_a_weight_is_a_point():
     ]
     weights = [c.weight_reference for c in cases[:40] if c.outcome != "unchanged"]
     assert sorted(drawn) == pytest.approx(sorted(weights))
-    assert to_png(reference_weights_figure([], "city->country")).startswith(b"\x89PNG")
+    assert reference_weights_figure(frame([]), "city->country", None).axes

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lincorr_lightning.finetune.cases import SIDES, EditAnswers, Logits, edit_cases, outcome_values
 from lincorr_lightning.finetune.edits import ResolvedEdits, skip_counts, taught_labels
-from lincorr_lightning.finetune.results import case_results, outcomes_table, skipped_tables
+from lincorr_lightning.finetune.results import edits_results, outcomes_tables
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.results.results import Results
@@ -77,7 +77,9 @@ def edited_results(
             "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
         },
     }
-    table, figures = case_results(cases, relation.name, values["random"])
+    scalars = {f"test/{name}": values[name] for name in ("source_learned", *Outcome)}
+    results = edits_results("edited_lm", values, cases, scalars, edits.skipped)
+    table, *skipped = results.tables
     # Of an answer of several tokens, the first is its label.
     texts = relation.source.texts
     sources = [logits["source"].argmax(1).tolist() for logits in (before.logits, after.logits)]
@@ -87,10 +89,12 @@ def edited_results(
         source_before=[texts[label] for label in sources[0]],
         source_after=[texts[label] for label in sources[1]],
     )
-    scalars = {f"test/{name}": values[name] for name in ("source_learned", *Outcome)}
-    results = Results("edited_lm", values, scalars, figures=figures)
-    tables = [outcomes_table([results]), _reach_table(values), replace(table, frame=frame)]
-    return replace(results, tables=[*tables, *skipped_tables(edits.skipped)])
+    summary, outcomes = outcomes_tables([results])
+    cases_table = replace(table, frame=frame)
+    tables = [summary, _reach_table(values), outcomes, cases_table, *skipped]
+    figures = [replace(figure, tables=[cases_table]) for figure in results.figures]
+    verdict = [*filter(None, [warning]), *results.verdict]
+    return replace(results, tables=tables, figures=figures, verdict=verdict)
 
 
 def _paraphrases(reading: Reading) -> dict[str, Any]:
@@ -137,8 +141,8 @@ def _reach_table(values: Mapping[str, Any]) -> Table:
     notes = [
         "paraphrases: other wordings of source (n) and target (n target); neighbours: subjects "
         "without an edit. generalized: of before and of paraphrases, all right targets. The "
-        "editing literature calls learned reliability, learned paraphrases "
-        "generalization, generalized portability, and neighbours that stay locality.",
+        "editing literature calls learned paraphrases generalization, and neighbours that stay "
+        "locality.",
         f"Rows that are no edit: {n_skipped} (tables/skipped.csv)." if n_skipped else "",
         values["warning"],
     ]
