@@ -79,7 +79,7 @@ def _of_many(judged: Sequence[PairScore], scores: Sequence[PairScore]) -> Iterat
         more = [s.pair for s in judged if (s.above_best_macro_low or 0) > 0]
         less = [s.pair for s in judged if (s.above_best_macro_high or 0) < 0]
         parts.append(
-            f"of {len(judged)} pairs with known answers, W gives more right ones than the best "
+            f"Of {len(judged)} pairs with known answers, W gives more right ones than the best "
             f"baseline for {_named(more)}, fewer for {_named(less)}"
         )
     tested = [score for score in scores if score.q is not None]
@@ -91,8 +91,7 @@ def _of_many(judged: Sequence[PairScore], scores: Sequence[PairScore]) -> Iterat
             f"{FINDING:g}){': ' if above else ''}{_named([s.pair for s in above], '')}"
         )
     if parts:
-        text = "; ".join(parts)
-        yield f"{text[0].upper()}{text[1:]}."
+        yield f"{'; '.join(parts)}."
 
 
 def _named(names: Sequence[str], none: str = "none") -> str:

@@ -207,7 +207,8 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
             with as_output_error(Path(logger.log_dir)):
                 measures = dict(islice(first.items(), MAX_MEASURES))
                 if measures:
-                    logger.log_hyperparams(dict(logger.hparams), measures)
+                    given = {k: v for k, v in logger.hparams.items() if k[0] != "_" and v}
+                    logger.log_hyperparams(given, measures)
                 _log_to_tensorboard(logger.experiment, results, first, trainer.global_step)
         elif isinstance(logger, MLFlowLogger):
             logger.log_metrics(_mlflow_names(first), step=trainer.global_step)
@@ -261,7 +262,7 @@ def _log_to_tensorboard(
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     if results.verdict:
-        writer.add_text("verdict", "\n\n".join(map(escape_markdown, results.verdict)), step)
+        writer.add_text("Verdict", "\n\n".join(map(escape_markdown, results.verdict)), step)
     rows = list(numbers.items())
     formats = {"value": ".4g"}
     single = [Table.of("numbers", rows, ("number", "value"), formats=formats)] if rows else []

@@ -264,7 +264,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert "_hparams_/session_start_info" in events.summary_metadata
     text = events.Tensors("tables/numbers/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| test/r | 0.5 |" in text and text.count("\n") == 51 and "test/none" not in text
-    text = events.Tensors("verdict/text_summary")[0].tensor_proto.string_val[0].decode()
+    text = events.Tensors("Verdict/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text == "It is so."
     (logged,) = events.Images("figures/matrix")
     png = (run_folder(trainer) / "figures/matrix.png").read_bytes()
