@@ -507,7 +507,7 @@ def _figures(
         [tables["pairs"]],
         {"lm": lm, "partial_out": list(partial_out)},
     )
-    main = ("correlation_matrix", "random_words_matrix") if len(findings.scores) > 2 else ()
+    main = ("correlation_matrix",) if len(findings.scores) > 2 else ()
     yield from (matrices[name][1] for name in main if name in matrices)
     if "ridge_path" in tables and shown:
         ridges = {score.pair: score.ridge or 0.0 for score in shown[:_MAX_PATHS]}
