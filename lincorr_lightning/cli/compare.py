@@ -4,13 +4,12 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.compare import compare_runs, readable
-from lincorr_lightning.results.report import PageSection, write_page
+from lincorr_lightning.results.report import PageSection, page_text, write_page
 from lincorr_lightning.results.results import RESULTS_FILE, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, sentences_text, table_text
 from lincorr_lightning.terminal import write_out
@@ -45,20 +44,15 @@ def compare(args: Sequence[str]) -> Results:
     parser.add_argument("--key_prefix", default="", help=prefix)
     options = parser.parse_args(args)
     folders = [folder for name in options.runs for folder in _folders_of_runs(Path(name))]
-    are_lms = [*map(_is_lm, folders)]
     if len(folders) < 2:
         parser.error(f"{options.runs[0]} is a single run: name two or more to compare")
     if options.output and (Path(options.output) / RESULTS_FILE).exists():
         raise ReportError(f"--output {options.output} is the folder of a run. Name another one.")
-    if all(are_lms):
+    if all(map(_is_lm, folders)):
         from lincorr_lightning.cli.lm_curve import curve  # here: it imports torch
 
         given = options.pair, options.n_subjects, options.lm, options.key_prefix
         results = curve(folders, *given)
-    elif any(are_lms):
-        names = (folders[are_lms.index(is_lm)] for is_lm in (True, False))
-        lm, run = names
-        raise ReportError(f"{lm} is an LM, {run} is none. Name runs alone, or LMs alone.")
     else:
         results = compare_runs(*map(SavedRun.read, folders))
     headlines = [table for table in results.tables if table.headline]
@@ -91,27 +85,19 @@ def _is_lm(path: Path) -> bool:
 def _write(results: Results, output: Path, n_runs: int) -> str:
     """Write a table, the figure, a page or, to a folder, all; return what is said about it."""
     *_, main = (table for table in results.tables if table.headline)
-    if output.suffix == ".csv":
-        with atomic_write(output) as part:
-            main.frame.to_csv(part, index=False, errors="backslashreplace")
-        return f"Table:  {output}\n"
-    if output.suffix == ".png":
-        if not results.figures:
-            raise ReportError(
-                f"--output {output}: there is no figure, as no number has an interval. Pass "
-                f"{output.with_suffix('.csv')}."
-            )
-        with atomic_write(output) as part:
-            part.write_bytes(results.figures[0].png)
-        return f"Figure: {output}\n"
     overview, *tables = map(readable, results.tables)
     note = " ".join(results.verdict)
     section = PageSection("Comparison", "comparison", (), tables, results.figures, note)
-    if output.suffix == ".html":
-        with TemporaryDirectory() as folder, atomic_write(output) as part:
-            page = write_page(folder, overview.caption, [overview], [section], n_runs)
-            part.write_bytes(page.read_bytes())
-        return f"Page:   {output}\n"
-    results.write_parts(output)
-    page = write_page(output, overview.caption, [overview], [section], n_runs)
-    return f"Page:   {page}\nTables: {page.parent / 'tables'}\n"
+    page = overview.caption, [overview], [section], n_runs
+    kind = {".csv": "Table:  ", ".png": "Figure: ", ".html": "Page:   "}.get(output.suffix)
+    if kind is None:
+        results.write_parts(output)
+        return f"Page:   {write_page(output, *page)}\nTables: {output / 'tables'}\n"
+    with atomic_write(output) as part:
+        if output.suffix == ".csv":
+            main.frame.to_csv(part, index=False, errors="backslashreplace")
+        elif output.suffix == ".png":
+            part.write_bytes(results.figures[0].png)
+        else:
+            part.write_text(page_text(*page), encoding="utf-8", newline="\n")
+    return f"{kind}{output}\n"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from pandas import DataFrame, concat
@@ -27,7 +26,7 @@ from lincorr_lightning.results.paper import (
     quantities,
     size_figure,
 )
-from lincorr_lightning.results.plots import BLUE, GREY, correlation_heatmap, curves
+from lincorr_lightning.results.plots import BLUE, GREY, curves, pairs_heatmap
 from lincorr_lightning.results.report import PageSection, write_page
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.table import Table, clean, show
@@ -238,11 +237,16 @@ def _languages(lm: LMRuns) -> Iterator[Figure]:
     pairs[_ENDS] = pairs[_ENDS].map(lambda name: catalogue[name].language)
     frame = pairs.astype({"label_mean": float}).pivot_table("label_mean", *_ENDS)
     names = ["en", *sorted({*frame.index, *frame.columns} - {"en"})]
+    frame = frame.reindex(names, columns=names).reset_index(names="source")
     title = f"Mean label-wise r between languages in {lm.name}"
-    note = "mean over kinds of knowledge; source in rows, target in columns"
-    frame = frame.reindex(names, columns=names)
-    draw = partial(correlation_heatmap, frame, title, note, value_label="Pearson r")
-    yield Figure("languages", f"Figure 22, {lm.name}: {title}.", draw)
+    options = {
+        "title": title,
+        "subtitle": "mean over kinds of knowledge; source in rows, target in columns",
+        "value_label": "Pearson r",
+        "limits": (-1.0, 1.0),
+    }
+    caption = f"Figure 22, {lm.name}: {title}."
+    yield Figure("languages", caption, pairs_heatmap, [Table("languages", frame)], options)
 
 
 def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
@@ -258,20 +262,22 @@ def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
     if len(rows) < 2 * len(_WHEN):
         return
-    frame = DataFrame(rows, columns=["LM", "when", "r"])
-    title = "Label-wise r after post-training"
-    labels = ("", "mean label-wise r")
-    draw = partial(curves, frame, "LM", "r", "when", colours=_WHEN, title=title, labels=labels)
+    options = {
+        "x": "LM",
+        "y": "r",
+        "hue": "when",
+        "colours": _WHEN,
+        "title": "Label-wise r after post-training",
+        "labels": ("", "mean label-wise r"),
+    }
     caption = "Figure 20: mean label-wise r of attributes, before and after post-training."
-    yield Figure("resilience", caption, draw)
+    table = Table.of("resilience", rows, ("LM", "when", "r"))
+    yield Figure("resilience", caption, curves, [table], options)
 
 
 def _precision_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
     """Yield Hit@N of W by LM (figure 4)."""
     place, lines = size_figure()
-    random_order = [
-        line._replace(path=line.path.replace(".precision.", ".precision.chance.")) for line in lines
-    ]
     runs = {f"{lm.name} ({lm.finished[_PROBE].size})": lm.finished[_PROBE] for lm in lms}
     first, *_ = runs.values()
     pairs = [f"{pair['source']}->{pair['target']}" for pair in first.values["pairs"]]
@@ -280,26 +286,28 @@ def _precision_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
     ]
     if not pairs:
         return
+    paths = [(line, line.path, False) for line in lines]
+    paths += [
+        (line, line.path.replace(".precision.", ".precision.chance."), True) for line in lines
+    ]
     rows = [
-        (clean(pair), name, line.heading, is_chance, line.of(run, pair))
+        (clean(pair), name, line.heading, is_chance, line._replace(path=path).of(run, pair))
         for pair in pairs[:_MAX_PANELS]
-        for is_chance, quantities in ((False, lines), (True, random_order))
-        for line in quantities
+        for line, path, is_chance in paths
         for name, run in runs.items()
     ]
-    frame = DataFrame(rows, columns=["pair", "LM", "line", "chance", "value"])
-    draw = partial(
-        curves,
-        frame.astype({"value": float}),
-        "LM",
-        "value",
-        "line",
-        "pair",
-        "chance",
-        title="Precision of W by LM",
-        subtitle="LMs in their order; dotted: weights in random order",
-        labels=("LM", "Hit@N"),
-        each=lambda axes, *_: axes.set_ylim(-0.03, 1.03),
-    )
+    table = Table.of("sizes", rows, ("pair", "LM", "line", "chance", "value"))
+    options = {
+        "x": "LM",
+        "y": "value",
+        "hue": "line",
+        "panel": "pair",
+        "dashed": "chance",
+        "title": "Precision of W by LM",
+        "subtitle": "LMs in their order; dotted: weights in random order",
+        "labels": ("LM", "Hit@N"),
+        "share_y": True,
+    }
     left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
-    yield Figure("sizes", f"Hit@N of W by LM (paper, {place}){left_out}.", draw)
+    caption = f"Hit@N of W by LM (paper, {place}){left_out}."
+    yield Figure("sizes", caption, curves, [table], options)

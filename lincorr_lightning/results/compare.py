@@ -1,35 +1,39 @@
-"""Two finished runs of one study side by side, with errors; more of them as a table."""
+"""Finished runs of one study as a table: numbers by settings, or of two runs with differences."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pandas import DataFrame, concat
-from pandas.api.types import is_bool_dtype
+import yaml
+from pandas import Categorical, DataFrame, Index, concat
+from pandas.api.types import is_bool_dtype, is_float_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.results import report as pages
+from lincorr_lightning.io import load_yaml
 from lincorr_lightning.results.differences import difference_of_means
-from lincorr_lightning.results.figures import differences_figure
-from lincorr_lightning.results.results import MAX_SENTENCES, Figure, Results
-from lincorr_lightning.results.runs_table import (
-    are_numbers,
-    differing,
-    row_keys,
-    runs_table,
-    settings_and_seeds,
-    values_table,
-    with_deviations,
-)
-from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Mean, Table, column, show
+from lincorr_lightning.results.figures import differences_figure, points_figure
+from lincorr_lightning.results.results import MAX_SENTENCES, SHARED_KEYS, Figure, Results
+from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun
+from lincorr_lightning.results.table import Mean, Table, short_name, show, study_title
 
-_SIDES = ("first", "second")
+_LM = "lm.name_or_path"
+_SEED = re.compile(r"(.*\.)?(\w+_)?seed(_everything)?")
+# In these, runs of the same numbers may differ.
+_INCIDENTAL = re.compile(
+    rf"folder|name|ckpt_path|results\..*|settings\.{_LM}|"
+    r"trainer\.(default_root_dir|enable_\w+|log_every_n_steps|(logger|profiler).*)"
+)
+_STD = "_deviation"
 _MAX_PAGE_ROWS = 100
-_MAX_NAME = 16
+_SIDES = ("first", "second")
+_COLUMNS = (
+    *("table", "row", "number", *_SIDES, "difference", "error", "low", "high", "units"),
+    *("n_first", "n_second", "n_both", "heading", "format"),
+)
 _NOTE = (
     "Difference: second minus first; of percentages, in points. 95 %: its interval over n units of "
     "each run, such as edits or labels. Units that are in both runs, (n), count as pairs; where "
@@ -39,40 +43,18 @@ _Pair = tuple[Table, Table]  # of two runs
 _FLOATS = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ComparedNumber:
-    """A number of two runs: a row of the tables ``numbers`` and ``values``."""
-
-    table: str
-    row: str
-    number: str
-    first: float = column(format=".4g")
-    second: float = column(format=".4g")
-    difference: float = column(format=".4g")
-    error: float | None = column(format=".4g", default=None)
-    low: float | None = column(format=".4g", default=None)
-    high: float | None = column(format=".4g", default=None)
-    units: str = ""
-    n_first: int | None = None
-    n_second: int | None = None
-    n_both: int | None = None
-    heading: str = ""
-    format: str = ""
-
-
 def compare_runs(*runs: SavedRun) -> Results:
-    """Compare runs of one study, as `runs_table` does, or two by the differences of all numbers.
+    """Compare runs of one study by the settings in which they differ.
 
-    These are two that do not differ by a seed alone. The table ``differing`` then has what differs
-    in LM, settings and versions, ``numbers`` the numbers of the headline tables, with differences,
-    standard errors and 95 % intervals, and ``values`` those of ``results.json``. Then comes each
-    table that both runs have, joined by the columns that identify its rows; units of other
-    relations are others. The figure shows the differences that have an interval.
+    The table ``comparison`` has a row per run, or per runs that differ by a seed alone, with mean
+    and deviation, for each row of the study's first headline table that all runs have. Two runs
+    that differ by more have the table ``differing``, what differs in LM, settings and versions, and
+    ``numbers``, those of the headline tables with differences, standard errors and 95 % intervals.
 
     Raises ReportError if one run is named twice, runs are of several studies, or they have no
     number in common.
     """
-    first, *_, last = runs
+    first = runs[0]
     folders = [run.folder.resolve() for run in runs]
     for i, run in enumerate(runs):
         if folders[i] in folders[:i]:
@@ -82,116 +64,231 @@ def compare_runs(*runs: SavedRun) -> Results:
                 f"{each.folder} one of {each.study[:50]}" for each in (first, run)
             )
             raise ReportError(f"the runs are of two studies, {studies}. Name runs of one study.")
-    settings, seeds = settings_and_seeds(runs)
-    if len(runs) != 2 or (seeds and settings.empty):
-        return runs_table(runs, f"{pages.study_title(first.study)}: {len(runs)} runs")
-    tables, others = _tables(first), _tables(last)
-    pairs = [(table, others[name]) for name, table in tables.items() if name in others]
-    relations = [str(run.values.get("relation", "")) for run in runs]
-    note = _NOTE
-    if relations[0] != relations[1]:
-        note += f" The runs are of two relations, {' and '.join(relations)}: no units are pairs."
-    seen: set[Hashable] = set()
-    numbers = [row for pair in pairs if pair[0].headline for row in _numbers(pair, pairs, seen)]
-    values = list(_numbers((values_table(first), values_table(last)), pairs, set()))
-    joined = [table for table in map(_join, pairs) if table is not None]
-    if not any((numbers, values, joined)):
-        raise ReportError(f"{first.folder} and {last.folder} have no number in common.")
-    names = pages.run_names(runs)
-    minus = f"{names[1]} minus {names[0]}"
-    if max(map(len, names)) > _MAX_NAME:  # the first table has the folders
-        names = list(_SIDES)
-        minus = "the second run minus the first"
-    title = f"{pages.study_title(first.study)}: {minus}"
-    headings = dict(zip(_SIDES, names, strict=True))
-    differences = ((key, *map(str, cells)) for key, cells in differing(runs).items())
-    about = "differing", differences, ("what", *_SIDES), title, "", True
-    shown = [
-        Table.of(*about, headings),
-        *(
-            Table.of(name, rows, ComparedNumber, caption, note, headline, headings)
-            for name, rows, caption, headline in (
-                ("numbers", numbers, "Numbers", bool(numbers)),
-                ("values", values, "All numbers of results.json", not numbers),
-            )
-        ),
+    settings, seeds = _settings_and_seeds(runs)
+    title = study_title(first.study)
+    if len(runs) == 2 and not (seeds and settings.empty):
+        return _differences(runs, f"{title}: the second run minus the first")
+    return runs_table(runs, f"{title}: {len(runs)} runs")
+
+
+# -- what runs have in common, and in what they differ --
+
+
+def flatten(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested values by their keys, joined by dots."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{before}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def own_values(run: SavedRun) -> dict[str, Any]:
+    """Return the values of ``results.json`` that not all studies have, by keys with dots."""
+    return flatten({key: value for key, value in run.values.items() if key not in SHARED_KEYS})
+
+
+def _differing(runs: Sequence[SavedRun]) -> DataFrame:
+    """Return in what runs differ: folder, config, LM, versions and settings, a row per run."""
+    flat = []
+    for run in runs:
+        try:
+            config = dict(load_yaml(run.config) or {})
+        except (yaml.YAMLError, TypeError, ValueError) as error:
+            raise ReportError(f"{run.folder / CONFIG_FILE} is no valid config.") from error
+        own = {"lm": run.lm, "versions": run.values["versions"], "settings": run.settings}
+        flat.append(flatten({"folder": str(run.folder), **config, "model": {}, "data": {}, **own}))
+    keys = dict.fromkeys(key for each in flat for key in each)
+    columns = {key: [_plain(each.get(key)) for each in flat] for key in keys}
+    different = {key: cells for key, cells in columns.items() if len({*map(str, cells)}) > 1}
+    return DataFrame(different, index=range(len(runs)), dtype=object)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, a text without halves of characters, which pandas refuses."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def _settings_and_seeds(runs: Sequence[SavedRun]) -> tuple[DataFrame, list[str]]:
+    """Return the settings in which runs differ, a row per run, and the names of the seeds."""
+    frame = _differing(runs)
+    frame = frame[[key for key in frame if not _INCIDENTAL.fullmatch(key)]]
+    frame = frame.map(lambda x: x if type(x) in (int, float, str) else str(x))
+    kept = [key for key in frame if key == _LM or not key.startswith("lm.")]
+    for key in frame.columns.difference(kept, sort=False):
+        # Another LM of the same name, such as in a folder that was written again.
+        if len(frame[[*kept, key]].drop_duplicates()) > max(len(frame[kept].drop_duplicates()), 1):
+            kept.append(key)
+    seeds = [key for key in kept if _SEED.fullmatch(key)]
+    frame = frame[[key for key in kept if key not in seeds]]
+    if _LM in frame and frame[_LM].map(short_name).nunique() == frame[_LM].nunique():
+        frame[_LM] = frame[_LM].map(short_name)
+    return frame, seeds
+
+
+class _Part(NamedTuple):
+    """A table that all runs have."""
+
+    table: Table  # of the first run
+    keys: list[str]  # columns that identify a row; none if each run has one row
+    numbers: list[str]
+    rows: DataFrame  # of all runs; the column ``run`` numbers these
+
+
+def _parts(runs: Sequence[SavedRun]) -> Iterator[_Part]:
+    """Yield the headline tables with numbers, and last the numbers of ``results.json``."""
+    by_name = [{table.name: table for table in run.tables} for run in runs]
+    groups = [
+        [tables[table.name] for tables in by_name]
+        for table in runs[0].tables
+        if table.headline and all(table.name in tables for tables in by_name)
     ]
-    drawn = shown[1 if numbers else 2]
-    caption, options = f"{title}, with 95 % intervals", {"title": title}
-    figure = Figure("comparison", caption, differences_figure, [drawn], options)
+    for tables in [*groups, [*map(_values_table, runs)]]:
+        first = tables[0]
+        keys = _row_keys(tables) if max(map(len, tables)) > 1 else []
+        frames = (table.frame.drop_duplicates(keys or None) for table in tables)
+        frames = (frame.assign(run=i) for i, frame in enumerate(frames))
+        rows = concat(frames, join="inner", ignore_index=True)
+        known = {*rows.select_dtypes("number").columns} - {*keys, "run"}
+        numbers = [key for key in first.keys if first.formats.get(key) and key in known]
+        if numbers:
+            yield _Part(first, keys, numbers, rows)
+
+
+def _values_table(run: SavedRun) -> Table:
+    values = own_values(run).items()
+    numbers = {key: float(value) for key, value in values if type(value) in (int, float)}
+    return Table("values", DataFrame([numbers]), formats=dict.fromkeys(numbers, ".4g"))
+
+
+def _row_keys(tables: Sequence[Table]) -> list[str]:
+    """Return texts, then as many numbers without a format as it takes to tell rows apart."""
+    first = tables[0]
+    shared = [key for key in first.keys if all(key in table.keys for table in tables)]
+    kinds = first.frame.dtypes
+    free = [key for key in shared if not first.formats.get(key)]
+    free.sort(key=lambda key: (is_numeric_dtype(kinds[key]), is_float_dtype(kinds[key])))
+    # A table of numbers alone, such as one by step, begins with what identifies a row.
+    candidates = free or shared[:1]
+    n = 1
+    while n < len(candidates) and any(t.frame.duplicated(candidates[:n]).any() for t in tables):
+        n += 1
+    return [key for key in first.keys if key in candidates[:n]]
+
+
+def _common_part(runs: Sequence[SavedRun]) -> _Part:
+    """Return the first table with rows that all runs have, and these; names of rows come first."""
+    parts = sorted(_parts(runs), key=lambda part: is_numeric_dtype(part.table.frame.dtypes.iloc[0]))
+    for part in parts:
+        rows = part.rows
+        if part.keys:
+            rows = rows[rows.groupby(part.keys)["run"].transform("size") == len(runs)]
+        if len(rows):
+            return part._replace(rows=rows)
+    raise _nothing_in_common(runs)
+
+
+def _nothing_in_common(runs: Sequence[SavedRun]) -> ReportError:
+    names = f"{runs[0].folder} and {runs[-1].folder}"
+    return ReportError(f"{names} have no number in common. Name runs of the same pairs.")
+
+
+# -- two runs: differences --
+
+
+def _differences(runs: Sequence[SavedRun], title: str) -> Results:
+    """Return the comparison of two runs by the differences of their numbers."""
+    parts = list(_parts(runs))
+    with_units = [*map(_tables_with_units, runs)]
+    pairs = [
+        (with_units[0][name], with_units[1][name])
+        for name in with_units[0]
+        if name in with_units[1]
+    ]
+    headlines = [part for part in parts if part.table.headline] or parts
+    rows = list(_compared_numbers(headlines, pairs))
+    if all(np.isnan(row["difference"]) for row in rows):
+        raise _nothing_in_common(runs)
+    differences = [(key, *map(str, cells)) for key, cells in _differing(runs).items()]
+    formats = dict.fromkeys((*_SIDES, "difference", "error", "low", "high"), ".4g")
+    numbers = Table.of("numbers", rows, _COLUMNS, "Numbers", _NOTE, True, formats=formats)
+    caption = f"{title}, with 95 % intervals"
     return Results(
         "comparison",
-        tables=[*shown, *joined],
-        figures=[figure] if drawn.frame["low"].notna().any() else (),
-        verdict=list(islice(_verdict(numbers or values), MAX_SENTENCES)),
+        tables=[
+            Table.of("differing", differences, ("what", *_SIDES), title, "", True),
+            numbers,
+        ],
+        figures=[Figure("comparison", caption, differences_figure, [numbers], {"title": title})],
+        verdict=list(islice(_sentences_of_differences(numbers.frame), MAX_SENTENCES)),
     )
 
 
-def _verdict(numbers: Sequence[ComparedNumber]) -> Iterator[str]:
+def _sentences_of_differences(frame: DataFrame) -> Iterator[str]:
     """Yield the differences that are beyond chance, or that there are none."""
-    known = [row for row in numbers if row.low is not None and row.high is not None]
-    apart = [row for row in known if (row.low or 0.0) > 0 or (row.high or 0.0) < 0]
-    for row in apart:
+    known = frame.dropna(subset=["low", "high"])
+    apart = known[(known["low"] > 0) | (known["high"] < 0)]
+    for row in apart.itertuples():
         cells = (row.first, row.second, row.low, row.high)
         first, second, low, high = (show(value, row.format) for value in cells)
         if first != second:
             name = " of ".join(filter(None, (row.heading or row.number, row.row)))
             interval = f"95 % of the difference: {low} to {high}"
             yield f"{name}: {first} in the first run, {second} in the second ({interval})."
-    if known and not apart:
+    if len(known) and apart.empty:
         yield "No number differs by more than chance: every 95 % interval holds 0."
 
 
-def _tables(run: SavedRun) -> dict[str, Table]:
-    """Return a run's tables by name; an edit of another relation is another unit."""
-    tables = {}
-    for table in run.tables:
-        if table.unit and "relation" in run.values and "relation" not in table.keys:
-            frame = table.frame.assign(relation=str(run.values["relation"]))
-            table = replace(table, frame=frame, unit=(*table.unit, "relation"))
-        tables[table.name] = table
-    return tables
+def _tables_with_units(run: SavedRun) -> dict[str, Table]:
+    """Return tables of units by name; an edit of another relation is another unit."""
+    relation = {"_relation": str(run.values.get("relation", ""))}
+    return {
+        table.name: replace(
+            table, frame=table.frame.assign(**relation), unit=[*table.unit, *relation]
+        )
+        for table in run.tables
+        if table.unit
+    }
 
 
-def _side_by_side(pair: _Pair) -> tuple[list[str], DataFrame]:
-    """Return the columns that identify rows, by which the frame is indexed, and the others."""
-    keys = row_keys(pair)
-    frames = [table.frame.drop_duplicates(keys or None) for table in pair]
-    frames = [frame.set_index(keys) if keys else frame for frame in frames]
-    return keys, concat(frames, axis=1, keys=_SIDES, sort=False)
-
-
-def _numbers(pair: _Pair, pairs: Sequence[_Pair], seen: set[Hashable]) -> Iterator[ComparedNumber]:
-    """Yield the numbers of a table, with errors by units of all `pairs`.
-
-    Means that are among those `seen` are left out, and the others added to them.
-    """
-    table = pair[0]
-    keys, both = _side_by_side(pair)
-    for number, heading in zip(table.keys, table.titles, strict=True):
-        form = table.formats.get(number)
-        if not form or number in keys or not are_numbers([both[side] for side in _SIDES], number):
-            continue
-        values = both[[(side, number) for side in _SIDES]].to_numpy(float, na_value=np.nan)
-        for at, (first, second) in zip(both.index, values, strict=True):
-            row = dict(zip(keys, at if len(keys) > 1 else (at,), strict=False))
-            texts = (x if isinstance(x, str) else f"{key} {x}" for key, x in row.items())
-            names = table.name, ", ".join(texts), number
-            difference = second - first
-            plain = ComparedNumber(*names, first, second, difference, heading=heading, format=form)
-            yield from _with_errors(plain, row, pairs, seen)
+def _compared_numbers(parts: Sequence[_Part], pairs: Sequence[_Pair]) -> Iterator[dict[str, Any]]:
+    """Yield each number of two runs with its difference, and with its error by tables of units."""
+    seen: set[tuple[Any, ...]] = set()
+    for table, keys, numbers, rows in parts:
+        sides = [side.drop(columns="run") for _, side in rows.groupby("run")]
+        sides = [side.set_index(keys) if keys else side.reset_index(drop=True) for side in sides]
+        both = concat(sides, axis=1, keys=_SIDES, sort=False)
+        headings = dict(zip(table.keys, table.titles, strict=True))
+        for number in numbers:
+            values = both[[(side, number) for side in _SIDES]].to_numpy(float, na_value=np.nan)
+            for at, (first, second) in zip(both.index, values, strict=True):
+                row = dict(zip(keys, at if len(keys) > 1 else (at,), strict=False))
+                texts = (x if isinstance(x, str) else f"{key} {x}" for key, x in row.items())
+                plain = {
+                    "table": table.name,
+                    "row": ", ".join(texts),
+                    "number": number,
+                    "first": first,
+                    "second": second,
+                    "difference": second - first,
+                    "units": "",
+                    "heading": headings[number],
+                    "format": table.formats[number],
+                }
+                yield from _with_errors(plain, row, pairs, seen)
 
 
 def _with_errors(
-    plain: ComparedNumber, row: Mapping[str, Any], pairs: Sequence[_Pair], seen: set[Hashable]
-) -> Iterator[ComparedNumber]:
+    plain: dict[str, Any], row: Mapping[str, Any], pairs: Sequence[_Pair], seen: set[Any]
+) -> Iterator[dict[str, Any]]:
     """Yield a number with its error over units, by the first table that it is a mean over.
 
-    That is over all units and, where there are others, too, over those of both runs.
+    That is over all units and, where there are others, too, over those of both runs. Means that are
+    among those `seen` are left out, and the others added to them.
     """
     # Of a row `before`, as of the key ``before.generalized`` of results.json.
-    names = [f"{value}_{plain.number}" for value in row.values()]
-    for name, (table, other) in product([*names, plain.number.replace(".", "_")], pairs):
+    names = [f"{value}_{plain['number']}" for value in row.values()]
+    for name, (table, other) in product([*names, plain["number"].replace(".", "_")], pairs):
         mean = table.means.get(name)
         if mean is None or (table.unit, mean) != (other.unit, other.means.get(name)):
             continue
@@ -199,9 +296,8 @@ def _with_errors(
         sums, counts = _units((table, other), mean, by)
         n = (counts > 0).sum(0)
         # A number may be of more than the table holds, such as of several seeds.
-        if n.min() < 2 or not np.allclose(
-            sums.sum(0) / counts.sum(0), (plain.first, plain.second), 1e-6, 1e-9
-        ):
+        means = sums.sum(0) / np.maximum(counts.sum(0), 1)
+        if n.min() < 2 or not np.allclose(means, (plain["first"], plain["second"]), 1e-6, 1e-9):
             continue
         units = f"{table.name} by {mean.per}" if mean.per else table.name
         mean_of_rows = (name, units, *by.items())
@@ -209,12 +305,13 @@ def _with_errors(
             return
         seen.add(mean_of_rows)
         is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
-        number = replace(plain, units=units)
-        yield _over_units(number, sums, counts, is_share and not mean.per)
+        plain = plain | {"units": units}
+        yield plain | _over_units(sums, counts, is_share and not mean.per)
         in_both = (counts > 0).all(1)
         if 2 <= in_both.sum() < n.max():
-            number = replace(number, row=f"{plain.row}, in both")
-            yield _over_units(number, sums[in_both], counts[in_both], is_share and not mean.per)
+            name = ", ".join(filter(None, (plain["row"], "in both")))
+            shared = _over_units(sums[in_both], counts[in_both], is_share and not mean.per)
+            yield plain | {"row": name} | shared
         return
     yield plain
 
@@ -236,48 +333,98 @@ def _units(pair: _Pair, mean: Mean, by: Mapping[str, Any]) -> tuple[_FLOATS, _FL
     return both[:, ::2], both[:, 1::2]
 
 
-def _over_units(
-    number: ComparedNumber, sums: _FLOATS, counts: _FLOATS, is_share: bool
-) -> ComparedNumber:
+def _over_units(sums: _FLOATS, counts: _FLOATS, is_share: bool) -> dict[str, Any]:
     first, second = sums.sum(0) / counts.sum(0)
     n_first, n_second = (counts > 0).sum(0).tolist()
-    return replace(
-        number,
-        first=first,
-        second=second,
+    n_both = int((counts > 0).all(1).sum())
+    of_units = {
+        "first": first,
+        "second": second,
         **difference_of_means(sums, counts, is_share)._asdict(),
-        n_first=n_first,
-        n_second=n_second,
-        n_both=int((counts > 0).all(1).sum()),
-    )
-
-
-def _join(pair: _Pair) -> Table | None:
-    """Lay a table of two runs side by side, numbers with their difference; None without any."""
-    table = pair[0]
-    keys, both = _side_by_side(pair)
-    rest = [key for key in table.keys if key not in keys and ("second", key) in both]
-    numbers = [key for key in rest if are_numbers([both[side] for side in _SIDES], key)]
-    joined = rest if table.unit else numbers
-    if not joined:
-        return None
-    difference = both["second"][numbers] - both["first"][numbers]
-    sides = {"first": both["first"], "second": both["second"], "difference": difference}
-    names = {
-        f"{key}_{side}": (key, side)
-        for key in joined
-        for side, frame in sides.items()
-        if key in frame
     }
-    columns = [sides[side][key].rename(name) for name, (key, side) in names.items()]
-    index = [both.index.to_frame()] if keys else []
-    frame = concat([*index, *columns], axis=1).reset_index(drop=True)
+    return of_units | {"n_first": n_first, "n_second": n_second, "n_both": n_both}
+
+
+# -- more runs: a row for each setting --
+
+
+def runs_table(runs: Sequence[SavedRun], title: str = "Runs") -> Results:
+    """Return the comparison of runs by the settings in which they differ, see `compare_runs`."""
+    settings, seeds = _settings_and_seeds(runs)
+    table, keys, numbers, rows = _common_part(runs)
+    by = [*keys, *settings]
+    names = [_plain(run.folder.name) for run in runs]
+    names = names if len({*names}) == len(runs) else [_plain(str(run.folder)) for run in runs]
+    rows = rows.join(settings, on="run").assign(runs=[names[i] for i in rows["run"]])
+    for key in by:  # numbers ascending, then texts in their order
+        cells = sorted(rows[key], key=lambda x: (1, 0) if isinstance(x, str) else (0, x))
+        order = list(dict.fromkeys(map(_text, cells)))
+        rows[key] = Categorical(rows[key].map(_text), order, ordered=True)
+    rows = rows.astype(dict.fromkeys(numbers, float))
+    groups = rows.groupby(by or (lambda row: 0), observed=True)
+    frame = groups[numbers].agg(["mean", "std"])
+    frame.columns = Index([key + _STD * (stat == "std") for key, stat in frame.columns])
+    frame.insert(0, "n", groups.size())
+    frame = frame.assign(runs=groups["runs"].agg(", ".join)).reset_index(drop=not by)
+    frame = frame.astype(dict.fromkeys(by, object))
+    of_seeds = " and ".join(key.removeprefix("settings.") for key in seeds)
+    note = f"Mean ± standard deviation over n runs that differ by {of_seeds} alone."
+    if frame["n"].max() == 1:
+        frame, note = frame.drop(columns=["n", *(key + _STD for key in numbers)]), "A row per run."
     titles = dict(zip(table.keys, table.titles, strict=True))
-    headings = titles | {name: f"{titles[key]}, {side}" for name, (key, side) in names.items()}
-    formats = {
-        name: table.formats.get(key) or ".4g" for name, (key, _) in names.items() if key in numbers
+    headings = titles | {key: key.removeprefix("settings.") for key in settings} | {_LM: "LM"}
+    formats = {key: re.sub(",?d$|^,$", ".4g", table.formats[key]) for key in numbers}
+    for key in numbers:
+        headings[key + _STD], formats[key + _STD] = "deviation", formats[key].lstrip("+")
+    shown = Table("comparison", frame, title, note, True, headings, formats | {"n": "d"})
+    # The setting, or the rows of the study's table, of most values; others make lines of their own.
+    x = max(by, key=lambda key: frame[key].nunique(), default="n")
+    options = {
+        "title": title,
+        "x": x,
+        "label": headings.get(x, x),
+        "lines": {key: f"{headings[key]} " * (key in settings) for key in by if key != x},
+        "numbers": [[key, headings[key], ""] for key in numbers],
     }
-    return Table(table.name, frame, table.name, headings=headings, formats=formats)
+    figure = Figure("comparison", f"{title}, by what differs", points_figure, [shown], options)
+    verdict = [_sentence_of_settings(shown, keys, list(settings), numbers[0])]
+    return Results("comparison", tables=[shown], figures=[figure], verdict=verdict)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _sentence_of_settings(
+    table: Table, keys: Sequence[str], settings: Sequence[str], number: str
+) -> str:
+    """Return how far settings move a number, in the row where they do so most, beside seeds."""
+    form = table.formats[number]
+    frame = table.frame.dropna(subset=[number])
+    rows = max(
+        (rows for _, rows in frame.groupby([*keys] or (lambda row: 0), sort=False)),
+        key=lambda rows: np.ptp(rows[number]),
+        default=table.frame,
+    ).sort_values(number)
+    low, high = rows.iloc[0], rows.iloc[-1]
+    name = " of ".join([table.headings[number], *(str(low[key]) for key in keys)])
+    squares = rows.get(number + _STD, rows[number] * np.nan) ** 2
+    std = np.sqrt(squares.mean())
+    spread = show(std, form.lstrip("+"))
+    if not settings:
+        return f"{name}: {show(low[number], form)} ± {spread} over {low['n']} seeds."
+    ends = ", ".join(
+        f"{show(row[number], form)} at {', '.join(str(row[key]) for key in settings)}"
+        for row in (low, high)
+    )
+    name += f" by {', '.join(table.headings[key] for key in settings)}: {ends}"
+    if np.isnan(std):
+        return f"{name}; of one seed each, which may do as much."
+    ratio = (high[number] - low[number]) / std if std else np.inf
+    return f"{name}, {ratio:.0f} times the deviation over seeds, {spread}."
+
+
+# -- as it is read --
 
 
 def readable(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
@@ -294,8 +441,18 @@ def readable(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
         interval, units = "", ""
         if row.units:
             interval = f"{show(row.low, row.format)} to {show(row.high, row.format)}"
-            units = f"{row.n_first}, {row.n_second} ({row.n_both})"
+            units = f"{row.n_first:g}, {row.n_second:g} ({row.n_both:g})"
         rows.append([row.row, row.heading, *numbers, difference, interval, units])
     frame = DataFrame(rows, columns=["row", "number", *_SIDES, "difference", "95 %", "n"])
     note = f" The first {n} rows of each number." if len(first) < len(both) else ""
     return replace(table, frame=frame, note=table.note + note)
+
+
+def with_deviations(table: Table) -> Table:
+    """Return a table of runs as it is read, with each deviation behind its mean."""
+    frame, texts = table.frame.copy(), DataFrame(table.texts(), columns=table.frame.columns)
+    for key in [key for key in frame if key + _STD in frame]:
+        frame[key] = texts[key] + (" ± " + texts[key + _STD]).where(
+            frame.pop(key + _STD).notna(), ""
+        )
+    return replace(table, frame=frame)

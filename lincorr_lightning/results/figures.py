@@ -1,8 +1,10 @@
 """Figures of a comparison of runs, drawn from its tables; matplotlib is imported when one is."""
 
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from lincorr_lightning.results.table import clean, show
+from lincorr_lightning.results.table import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,43 +14,72 @@ _MAX_ROWS = 12
 _MAX_PANELS = 8
 
 
-def points_figure(frame: "DataFrame", title: str, x: str) -> "Figure":
-    """Draw points: a panel for each number, a line for each `line`, over what is named `x`."""
+def points_figure(
+    frame: "DataFrame",
+    title: str,
+    x: str,
+    label: str,
+    lines: Mapping[str, str],
+    numbers: Sequence[tuple[str, str, str]],
+) -> "Figure":
+    """Draw numbers over the column `x`, with their deviations.
+
+    `numbers` are columns, each with its panel and its line there. The values of the columns `lines`
+    make lines of their own, named by the text before a value.
+    """
+    from pandas import DataFrame, concat
+
     from lincorr_lightning.results.plots import curves
 
-    frame = frame.assign(line=frame["line"].map(clean))
-    names = "x", "value", "line" if frame["line"].any() else None, "number"
-    return curves(frame, *names, title=clean(title), band=("low", "high"), labels=(x, ""))
+    parts = []
+    for key, panel, line in numbers:
+        deviation = frame[f"{key}_deviation"].fillna(0.0) if f"{key}_deviation" in frame else 0.0
+        names = [before + frame[column].astype(str) for column, before in lines.items()]
+        cells = {
+            "x": frame[x],
+            "y": frame[key],
+            "low": frame[key] - deviation,
+            "high": frame[key] + deviation,
+            "line": [clean(", ".join(row)) for row in zip(*names, strict=True)] or line,
+            "panel": panel,
+        }
+        parts.append(DataFrame(cells))
+    points = concat(parts)
+    return curves(
+        points,
+        "x",
+        "y",
+        "line" if points["line"].any() else None,
+        "panel",
+        title=clean(title),
+        band=("low", "high"),
+        labels=(label, ""),
+    )
 
 
 def differences_figure(frame: "DataFrame", title: str) -> "Figure":
-    """Draw the differences of two runs that have an interval, a panel for each number."""
+    """Draw the differences of two runs with their intervals, or without where none has any."""
     from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
 
-    frame = frame.dropna(subset=["low"])
-    frame = frame[~frame["row"].str.endswith(", in both")]
-    by_number = list(frame.groupby(["table", "number"], sort=False))
-    if all(len(rows) == 1 for _, rows in by_number):  # a panel for all of a format
-        by_number = list(frame.assign(row=frame["heading"], heading="").groupby("format"))
-    groups = [rows for _, rows in by_number[:_MAX_PANELS]]
-    heights = [min(len(rows), _MAX_ROWS) for rows in groups]
-    figure = new_figure(
-        7,
-        0.22 * sum(heights) + 0.5 * len(heights) + 0.3,
-        clean(title),
-        "second minus first, with 95 % interval; filled: it excludes 0; right: first → second",
-    )
+    frame = frame[~frame["row"].str.endswith("in both")].dropna(subset=["difference"])
+    frame = frame.dropna(subset=["low"]) if frame["low"].notna().any() else frame
+    # Numbers of one row each share a panel.
+    panel = frame["heading"].where(frame["row"] != "", "")
+    frame = frame.assign(name=frame["row"].where(frame["row"] != "", frame["heading"]))
+    by_panel = frame.groupby([panel, "table", "format"], sort=False)
+    groups = {key: rows.head(_MAX_ROWS) for key, rows in islice(by_panel, _MAX_PANELS)}
+    heights = [len(rows) for rows in groups.values()]
+    height = 0.22 * sum(heights) + 0.5 * len(heights) + 0.3
+    figure = new_figure(7, height, clean(title), "second minus first, with 95 % interval")
     panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, n, rows in zip(panels, heights, groups, strict=True):
+    for axes, ((heading, *_), rows) in zip(panels, groups.items(), strict=True):
         bare_axes(axes)
         axes.axvline(0, color=GREY, linewidth=0.8)
-        for y, row in zip(range(n, 0, -1), rows.itertuples(), strict=False):
-            axes.plot((row.low, row.high), (y, y), color=BLUE, linewidth=1.5)
-            fill = BLUE if row.low > 0 or row.high < 0 else "white"
-            axes.plot(row.difference, y, "o", color=BLUE, markerfacecolor=fill)
-            values = " → ".join(show(value, row.format) for value in (row.first, row.second))
-            axes.text(1.02, y, values, transform=axes.get_yaxis_transform(), va="center", size=8)
-        axes.set_yticks(range(n, 0, -1), legible(map(clean, rows["row"][:n]), 40))
+        names = legible(map(clean, rows["name"]), 40)
+        ends = rows[["low", "high"]].sub(rows["difference"], axis=0).abs().to_numpy().T
+        axes.errorbar(rows["difference"], range(len(rows)), xerr=ends, fmt="o", color=BLUE)
+        axes.set_yticks(range(len(rows)), names)
+        axes.invert_yaxis()
         axes.tick_params(labelsize=8)
-        axes.set_title(rows["heading"].iloc[0], loc="left", fontsize=9.5)
+        axes.set_title(heading, loc="left", fontsize=9.5)
     return figure

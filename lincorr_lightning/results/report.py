@@ -23,10 +23,10 @@ from PIL import Image
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
+from lincorr_lightning.results.compare import own_values, runs_table, with_deviations
 from lincorr_lightning.results.results import Figure
-from lincorr_lightning.results.runs_table import flatten, own_values, runs_table, with_deviations
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
+from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name, study_title
 from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
@@ -116,7 +116,7 @@ class PageRun:
             tables.append(replace(first, caption=table.caption or table.name))
         values = [
             [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
-            for key, value in flatten(own_values(self.saved)).items()
+            for key, value in own_values(self.saved).items()
             if isinstance(value, (int, float, str))
         ]
         if values:
@@ -137,29 +137,26 @@ class PageSection:
     note: str = ""
 
 
-def study_title(study: str) -> str:
-    """Return the name of a study as a heading."""
-    return re.sub(r"\blm\b", "LM", study.replace("_", " ").capitalize())
-
-
 def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> PageSection:
     title = study_title(study) or "Study without a name"
     name = re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed"
-    titles = (f"Run {n}: {name}" for n, name in zip(numbers, run_names(runs), strict=True))
+    lms = Counter(short_name(run.lm_name) for run in runs)
+    folders = Counter((short_name(run.lm_name), run.folder.name) for run in runs)
+    titles = []
+    for n, run in zip(numbers, runs, strict=True):
+        lm = short_name(run.lm_name)
+        folder = run.folder.name if folders[lm, run.folder.name] == 1 else run.folder
+        titles.append(f"Run {n}: {lm}" if lms[lm] == 1 else f"Run {n}: {lm}, {folder}")
     return PageSection(title, name, list(map(PageRun, runs, numbers, titles)))
 
 
-def write_page(
-    output: str | Path,
-    title: str,
-    overview: Sequence[Table],
-    sections: Sequence[PageSection],
-    n_runs: int,
-) -> Path:
-    """Write a page, and the headline tables of each section as Markdown and LaTeX; return its path.
+def page_text(
+    title: str, overview: Sequence[Table], sections: Sequence[PageSection], n_runs: int
+) -> str:
+    """Return a page of HTML.
 
     It begins with the tables of the `overview`; in sections, tables that are no headlines are
-    folded. `n_runs` is the number of runs that it is made of. Raises OutputError.
+    folded. `n_runs` is the number of runs that it is made of.
     """
     environment = Environment(
         autoescape=True,
@@ -182,7 +179,21 @@ def write_page(
     parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}
     # The page's policy lets a script with this hash run alone.
     parts |= {"script": Markup(script), "sha256": hashlib.sha256(script.encode()).digest()}
-    texts = {PAGE: environment.from_string(template).render(parts, version=__version__)}
+    return environment.from_string(template).render(parts, version=__version__)
+
+
+def write_page(
+    output: str | Path,
+    title: str,
+    overview: Sequence[Table],
+    sections: Sequence[PageSection],
+    n_runs: int,
+) -> Path:
+    """Write a `page_text`, and the headline tables of each section as Markdown and LaTeX.
+
+    Returns the path of the page; raises OutputError.
+    """
+    texts = {PAGE: page_text(title, overview, sections, n_runs)}
     for section in sections:
         tables = [*section.tables, *(table for run in section.runs for table in run.tables)]
         if headlines := [table for table in tables if table.headline]:
@@ -251,14 +262,3 @@ def latex(text: str) -> str:
 def _latex_characters() -> dict[int, str]:
     path = Path(__file__).with_name("latex.yaml")
     return str.maketrans(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
-def run_names(runs: Sequence[SavedRun]) -> list[str]:
-    """Return a name for each run: its LM's, and what distinguishes runs of one LM."""
-    short = [short_name(run.lm_name) for run in runs]
-    names = short
-    for details in [run.folder.name for run in runs], [run.folder for run in runs]:
-        count = Counter(names)
-        both = [f"{name}, {detail}" for name, detail in zip(short, details, strict=True)]
-        names = [full if count[full] == 1 else name for full, name in zip(names, both, strict=True)]
-    return names

@@ -195,21 +195,13 @@ class Table:
 
     def _repr_html_(self) -> str:
         """Return the first rows, for notebooks."""
+        from pandas import DataFrame
+
         first = self.first(20)
-        heads = "".join(f"<th>{escape(clean(title))}</th>" for title in first.titles)
-        aligned = ["right" if is_number else "left" for is_number in first.is_number]
-        rows = (
-            "".join(
-                f'<td style="text-align: {side}">{escape(clean(cell))}</td>'
-                for side, cell in zip(aligned, row, strict=True)
-            )
-            for row in first.texts()
-        )
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return (
-            f"<p><b>{escape(clean(first.caption or first.name))}</b></p><table><thead><tr>{heads}"
-            f"</tr></thead><tbody>{body}</tbody></table><p>{escape(clean(first.note))}</p>"
-        )
+        caption, note = (escape(clean(x)) for x in (first.caption or first.name, first.note))
+        cells = [list(map(clean, row)) for row in first.texts()]
+        html = DataFrame(cells, columns=map(clean, first.titles)).to_html(index=False, border=0)
+        return f"<p><b>{caption}</b></p>{html}<p>{note}</p>"
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
@@ -282,6 +274,11 @@ def short_name(lm: str) -> str:
     if cached := re.search(r"models--[^/\\]+?--([^/\\]+)", lm):
         return cached[1]
     return next(filter(None, reversed(re.split(r"[/\\]", lm))), lm)
+
+
+def study_title(study: str) -> str:
+    """Return the name of a study as a heading."""
+    return re.sub(r"\blm\b", "LM", study.replace("_", " ").capitalize())
 
 
 def escape_markdown(text: str) -> str:

@@ -63,14 +63,14 @@ def test_what_is_no_curve(lms: Path, tmp_path: Path) -> None:
             compare(*args)
         assert "\n" not in str(error.value)
 
-    refused(ReportError, "checkpoint-20 is an LM, .* is none", first, tmp_path)
+    refused(ReportError, "checkpoint-20 has no results.json", first, tmp_path)
     refused(ConfigError, "are of the same step", first, second, files[0])
     refused(ConfigError, "checkpoint has no step", first, save_toy_lm(tmp_path / "checkpoint"))
     refused(ConfigError, r"step=3\.ckpt holds weights alone", *files)
-    fitting = r"step=3\.ckpt: its key net\.lm\..* Pass --key_prefix net\.lm\.\."
+    fitting = r"step=3\.ckpt: its key net\.lm\..* as --key_prefix, or name the LM"
     refused(CheckpointError, fitting, *files, "--lm", first)
     refused(CheckpointError, fitting, *files, "--lm", first, "--key_prefix", "net.")
     save_toy_lm(other := tmp_path / "other", hidden_size=32)
-    refused(CheckpointError, "Name the LM", *files, "--lm", other, "--key_prefix", "net.lm.")
+    refused(CheckpointError, "Name its LM", *files, "--lm", other, "--key_prefix", "net.lm.")
     (damaged := tmp_path / "step=1.ckpt").write_bytes(b"PK")
     refused(CheckpointError, "step=1.ckpt is not read", damaged, *files, "--lm", first)
