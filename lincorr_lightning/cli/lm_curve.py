@@ -1,39 +1,19 @@
-"""Checkpoints of one training as a curve: how linear a pair is, and how precise W, at each step."""
+"""Checkpoints of one training as runs that differ by their step: the probe of a pair in each."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from pandas import Series
 
 from lincorr_lightning.api import correlate
 from lincorr_lightning.errors import CheckpointError, ConfigError, one_line
 from lincorr_lightning.io import regular_file
 from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.results.compare import flatten
-from lincorr_lightning.results.figures import points_figure
-from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table
-
-_LOW = "excess_over_random_labels.low"
-_RIGHT, _NEAREST = "precision.influenced.1", "precision.baselines.causal_inner_product.1"
-# Keys of a pair in results.json, with heading and format.
-_NUMBERS = {
-    "label_mean": ("r", ".2f"),
-    "baselines.random_source_labels.mean": ("r, random words", ".2f"),
-    "excess_over_random_labels.mean": ("r above random words", "+.2f"),
-    _LOW: ("at least, 95 %", "+.2f"),
-    _RIGHT: ("W right first", ".0%"),
-    _NEAREST: ("nearest word right first", ".0%"),
-}
-# Those of the figure, with panel and line.
-_DRAWN = (
-    ("label_mean", "r", "W"),
-    ("baselines.random_source_labels.mean", "r", "random words"),
-    (_RIGHT, "right first", "W"),
-    (_NEAREST, "right first", "nearest word"),
-)
+from lincorr_lightning.results.compare import runs_table
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.saved_run import SavedRun
 
 
 def curve(
@@ -52,38 +32,13 @@ def curve(
         if other := steps.get(int(found[1])):
             raise ConfigError(f"{path} and {other} are of the same step. Leave out one of them.")
         steps[int(found[1])] = path
-    rows = []
+    runs = []
     for step, path in sorted(steps.items()):
         lm = str(path) if path.is_dir() else _load(path, base, prefix)
-        (scores,) = correlate(lm, pair, n_subjects=n_subjects).values["pairs"]
-        rows.append({"step": step, **flatten(scores), "checkpoint": path.name})
-    headings = {key: heading for key, (heading, _) in _NUMBERS.items()}
-    formats = {"step": "d"} | {key: form for key, (_, form) in _NUMBERS.items()}
-    columns = ["step", *_NUMBERS, "checkpoint"]
-    title = f"{pair} by step"
-    table = Table.of("comparison", rows, columns, title, "", True, headings, formats)
-    options = {"title": title, "x": "step", "label": "step", "lines": {}, "numbers": _DRAWN}
-    figure = Figure("comparison", f"{title}, beside baselines", points_figure, [table], options)
-    frame = table.frame
-    verdict = [
-        _since(frame[_LOW] > 0, frame["step"], f"r of {pair} is above that of random words (95 %)"),
-        _since(
-            frame[_RIGHT] > frame[_NEAREST],
-            frame["step"],
-            f"W of {pair} is right first more often than the nearest word",
-        ),
-    ]
-    return Results("comparison", tables=[table], figures=[figure], verdict=verdict)
-
-
-def _since(is_true: "Series[bool]", steps: "Series[int]", sentence: str) -> str:
-    """Return from which step on something is true up to the last one."""
-    since = steps[is_true[::-1].cummin()]
-    if len(since):
-        return f"{sentence}: from step {since.iloc[0]} on."
-    return (
-        f"{sentence}: {'not at the last step, though before' if is_true.any() else 'at no step'}."
-    )
+        probe = correlate(lm, pair, n_subjects=n_subjects)
+        run = SavedRun(probe.study, probe.to_json(), tables=probe.tables, folder=path)
+        runs.append(replace(run, settings={"step": step}))
+    return runs_table(runs, f"{pair} by step")
 
 
 def _load(path: Path, base: str | None, prefix: str) -> LanguageModel:

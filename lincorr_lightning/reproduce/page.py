@@ -239,13 +239,8 @@ def _languages(lm: LMRuns) -> Iterator[Figure]:
     names = ["en", *sorted({*frame.index, *frame.columns} - {"en"})]
     frame = frame.reindex(names, columns=names).reset_index(names="source")
     title = f"Mean label-wise r between languages in {lm.name}"
-    options = {
-        "title": title,
-        "subtitle": "mean over kinds of knowledge; source in rows, target in columns",
-        "value_label": "Pearson r",
-        "limits": (-1.0, 1.0),
-    }
     caption = f"Figure 22, {lm.name}: {title}."
+    options = plan_data()["figures"]["languages"] | {"title": title}
     yield Figure("languages", caption, pairs_heatmap, [Table("languages", frame)], options)
 
 
@@ -260,54 +255,33 @@ def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
         if means.notna().all():
             name = f"{lm.name} ({lm.finished[_AFTER].size})"
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
-    if len(rows) < 2 * len(_WHEN):
-        return
-    options = {
-        "x": "LM",
-        "y": "r",
-        "hue": "when",
-        "colours": _WHEN,
-        "title": "Label-wise r after post-training",
-        "labels": ("", "mean label-wise r"),
-    }
-    caption = "Figure 20: mean label-wise r of attributes, before and after post-training."
-    table = Table.of("resilience", rows, ("LM", "when", "r"))
-    yield Figure("resilience", caption, curves, [table], options)
+    if len(rows) >= 2 * len(_WHEN):
+        caption = "Figure 20: mean label-wise r of attributes, before and after post-training."
+        table = Table.of("resilience", rows, ("LM", "when", "r"))
+        options = plan_data()["figures"]["resilience"] | {"colours": _WHEN}
+        yield Figure("resilience", caption, curves, [table], options)
 
 
 def _precision_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
     """Yield Hit@N of W by LM (figure 4)."""
     place, lines = size_figure()
-    runs = {f"{lm.name} ({lm.finished[_PROBE].size})": lm.finished[_PROBE] for lm in lms}
-    first, *_ = runs.values()
-    pairs = [f"{pair['source']}->{pair['target']}" for pair in first.values["pairs"]]
-    pairs = [
-        pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs.values())
-    ]
-    if not pairs:
-        return
+    # Of W, and of weights in random order.
     paths = [(line, line.path, False) for line in lines]
-    paths += [
-        (line, line.path.replace(".precision.", ".precision.chance."), True) for line in lines
-    ]
+    paths += [(x, x.path.replace(".precision.", ".precision.chance."), True) for x in lines]
+    pairs = lms[0].finished[_PROBE].values["pairs"]
     rows = [
-        (clean(pair), name, line.heading, is_chance, line._replace(path=path).of(run, pair))
-        for pair in pairs[:_MAX_PANELS]
+        (clean(pair), f"{lm.name} ({run.size})", line.heading, is_chance, value)
+        for pair in (f"{pair['source']}->{pair['target']}" for pair in pairs)
         for line, path, is_chance in paths
-        for name, run in runs.items()
+        for lm in lms
+        for run in (lm.finished[_PROBE],)
+        if (value := line._replace(path=path).of(run, pair)) is not None
     ]
-    table = Table.of("sizes", rows, ("pair", "LM", "line", "chance", "value"))
-    options = {
-        "x": "LM",
-        "y": "value",
-        "hue": "line",
-        "panel": "pair",
-        "dashed": "chance",
-        "title": "Precision of W by LM",
-        "subtitle": "LMs in their order; dotted: weights in random order",
-        "labels": ("LM", "Hit@N"),
-        "share_y": True,
-    }
-    left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
-    caption = f"Hit@N of W by LM (paper, {place}){left_out}."
-    yield Figure("sizes", caption, curves, [table], options)
+    frame = DataFrame(rows, columns=["pair", "LM", "line", "chance", "value"])
+    counts = frame["pair"].value_counts(sort=False)
+    names = list(counts[counts == len(lms) * len(paths)].index)
+    if names:
+        table = Table("sizes", frame[frame["pair"].isin(names[:_MAX_PANELS])])
+        left_out = f"; {_MAX_PANELS} of {len(names)} pairs" if len(names) > _MAX_PANELS else ""
+        caption = f"Hit@N of W by LM (paper, {place}){left_out}."
+        yield Figure("sizes", caption, curves, [table], plan_data()["figures"]["sizes"])

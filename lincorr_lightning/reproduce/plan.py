@@ -273,10 +273,8 @@ def plan_runs(
 
 def _read_labels(plan: LMRuns) -> None:
     """Find the labels of each kind of knowledge; note which have none, and why."""
-    for domain in audit_domains(Catalogue.load().values(), plan.tokenizer):
-        name = domain.knowledge.name
-        labels = [text.strip() for text in domain.texts]
-        if unknown := ", ".join(unknown_words(domain.knowledge, plan.tokenizer)):
+    for name, labels in _labels(plan.tokenizer).items():
+        if unknown := ", ".join(unknown_words(Catalogue.load()[name], plan.tokenizer)):
             plan.left_out[name] = f"the vocabulary lacks words of the prompt: {unknown}"
         elif len(labels) < 2:
             number = "only one answer" if labels else "no answer"
@@ -285,16 +283,19 @@ def _read_labels(plan: LMRuns) -> None:
             plan.labels[name] = labels
 
 
+def _labels(tokenizer: Any) -> dict[str, list[str]]:
+    domains = audit_domains(Catalogue.load().values(), tokenizer)
+    return {domain.knowledge.name: [text.strip() for text in domain.texts] for domain in domains}
+
+
 def check_tuned(plan: LMRuns, tuned: LanguageModel) -> None:
     """Refuse an LM after post-training whose tokenizer gives other labels; raise ConfigError."""
-    for domain in audit_domains(Catalogue.load().values(), tuned.tokenizer):
-        name = domain.knowledge.name
-        labels = [text.strip() for text in domain.texts]
-        if name in plan.labels and labels != plan.labels[name]:
-            raise ConfigError(
-                f"the tokenizer of {plan.after} gives other labels of {name} than that of "
-                f"{plan.lm}. Pass the tuned version of the same LM as --after."
-            )
+    labels = _labels(tuned.tokenizer)
+    if others := [name for name in plan.labels if labels[name] != plan.labels[name]]:
+        raise ConfigError(
+            f"the tokenizer of {plan.after} gives other labels of {others[0]} than that of "
+            f"{plan.lm}. Pass the tuned version of the same LM as --after."
+        )
 
 
 def _family_pairs(family: str, known: Iterable[str]) -> list[str]:

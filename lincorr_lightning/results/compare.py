@@ -39,7 +39,6 @@ _NOTE = (
     "each run, such as edits or labels. Units that are in both runs, (n), count as pairs; where "
     "only some are, a further row has these alone. No interval: no table has a row per unit."
 )
-_Pair = tuple[Table, Table]  # of two runs
 _FLOATS = npt.NDArray[np.float64]
 
 
@@ -149,7 +148,7 @@ def _parts(runs: Sequence[SavedRun]) -> Iterator[_Part]:
         frames = (table.frame.drop_duplicates(keys or None) for table in tables)
         frames = (frame.assign(run=i) for i, frame in enumerate(frames))
         rows = concat(frames, join="inner", ignore_index=True)
-        known = {*rows.select_dtypes("number").columns} - {*keys, "run"}
+        known = {*rows.select_dtypes("number").dropna(axis=1, how="all")} - {*keys, "run"}
         numbers = [key for key in first.keys if first.formats.get(key) and key in known]
         if numbers:
             yield _Part(first, keys, numbers, rows)
@@ -199,14 +198,9 @@ def _nothing_in_common(runs: Sequence[SavedRun]) -> ReportError:
 def _differences(runs: Sequence[SavedRun], title: str) -> Results:
     """Return the comparison of two runs by the differences of their numbers."""
     parts = list(_parts(runs))
-    with_units = [*map(_tables_with_units, runs)]
-    pairs = [
-        (with_units[0][name], with_units[1][name])
-        for name in with_units[0]
-        if name in with_units[1]
-    ]
-    headlines = [part for part in parts if part.table.headline] or parts
-    rows = list(_compared_numbers(headlines, pairs))
+    rows = list(_compared_numbers(parts, list(_tables_of_units(*runs))))
+    # Of results.json, those with an error that no headline table has.
+    rows = [row for row in rows if row["table"] != "values" or row["units"]] or rows
     if all(np.isnan(row["difference"]) for row in rows):
         raise _nothing_in_common(runs)
     differences = [(key, *map(str, cells)) for key, cells in _differing(runs).items()]
@@ -215,10 +209,7 @@ def _differences(runs: Sequence[SavedRun], title: str) -> Results:
     caption = f"{title}, with 95 % intervals"
     return Results(
         "comparison",
-        tables=[
-            Table.of("differing", differences, ("what", *_SIDES), title, "", True),
-            numbers,
-        ],
+        tables=[Table.of("differing", differences, ("what", *_SIDES), title, "", True), numbers],
         figures=[Figure("comparison", caption, differences_figure, [numbers], {"title": title})],
         verdict=list(islice(_sentences_of_differences(numbers.frame), MAX_SENTENCES)),
     )
@@ -239,19 +230,27 @@ def _sentences_of_differences(frame: DataFrame) -> Iterator[str]:
         yield "No number differs by more than chance: every 95 % interval holds 0."
 
 
-def _tables_with_units(run: SavedRun) -> dict[str, Table]:
-    """Return tables of units by name; an edit of another relation is another unit."""
-    relation = {"_relation": str(run.values.get("relation", ""))}
-    return {
-        table.name: replace(
-            table, frame=table.frame.assign(**relation), unit=[*table.unit, *relation]
-        )
-        for table in run.tables
-        if table.unit
-    }
+def _tables_of_units(first: SavedRun, second: SavedRun) -> Iterator[Table]:
+    """Yield the tables with units, of both runs as one; an edit of another relation is another."""
+    others = {table.name: table for table in second.tables}
+    for table in first.tables:
+        other = others.get(table.name)
+        if table.unit and other is not None and other.unit == table.unit:
+            frames = [
+                each.frame.assign(_run=i, _relation=str(run.values.get("relation")))
+                for i, (each, run) in enumerate([(table, first), (other, second)])
+            ]
+            yield replace(
+                table,
+                frame=concat(frames, ignore_index=True),
+                unit=[*table.unit, "_relation"],
+                means={
+                    key: mean for key, mean in table.means.items() if mean == other.means.get(key)
+                },
+            )
 
 
-def _compared_numbers(parts: Sequence[_Part], pairs: Sequence[_Pair]) -> Iterator[dict[str, Any]]:
+def _compared_numbers(parts: Sequence[_Part], units: Sequence[Table]) -> Iterator[dict[str, Any]]:
     """Yield each number of two runs with its difference, and with its error by tables of units."""
     seen: set[tuple[Any, ...]] = set()
     for table, keys, numbers, rows in parts:
@@ -275,11 +274,11 @@ def _compared_numbers(parts: Sequence[_Part], pairs: Sequence[_Pair]) -> Iterato
                     "heading": headings[number],
                     "format": table.formats[number],
                 }
-                yield from _with_errors(plain, row, pairs, seen)
+                yield from _with_errors(plain, row, units, seen)
 
 
 def _with_errors(
-    plain: dict[str, Any], row: Mapping[str, Any], pairs: Sequence[_Pair], seen: set[Any]
+    plain: dict[str, Any], row: Mapping[str, Any], tables: Sequence[Table], seen: set[Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield a number with its error over units, by the first table that it is a mean over.
 
@@ -288,12 +287,11 @@ def _with_errors(
     """
     # Of a row `before`, as of the key ``before.generalized`` of results.json.
     names = [f"{value}_{plain['number']}" for value in row.values()]
-    for name, (table, other) in product([*names, plain["number"].replace(".", "_")], pairs):
-        mean = table.means.get(name)
-        if mean is None or (table.unit, mean) != (other.unit, other.means.get(name)):
+    for name, table in product([*names, plain["number"].replace(".", "_")], tables):
+        if (mean := table.means.get(name)) is None:
             continue
         by = {key: row[key] for key in row if key in table.keys and key not in table.unit}
-        sums, counts = _units((table, other), mean, by)
+        sums, counts = _sums_of_units(table, mean, by)
         n = (counts > 0).sum(0)
         # A number may be of more than the table holds, such as of several seeds.
         means = sums.sum(0) / np.maximum(counts.sum(0), 1)
@@ -305,44 +303,39 @@ def _with_errors(
             return
         seen.add(mean_of_rows)
         is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
+        in_both = (counts > 0).all(1)
         plain = plain | {"units": units}
         yield plain | _over_units(sums, counts, is_share and not mean.per)
-        in_both = (counts > 0).all(1)
         if 2 <= in_both.sum() < n.max():
-            name = ", ".join(filter(None, (plain["row"], "in both")))
             shared = _over_units(sums[in_both], counts[in_both], is_share and not mean.per)
-            yield plain | {"row": name} | shared
+            yield plain | shared | {"row": f"{plain['row']}, in both".removeprefix(", ")}
         return
     yield plain
 
 
-def _units(pair: _Pair, mean: Mean, by: Mapping[str, Any]) -> tuple[_FLOATS, _FLOATS]:
+def _sums_of_units(table: Table, mean: Mean, by: Mapping[str, Any]) -> tuple[_FLOATS, _FLOATS]:
     """Return sums and counts of each unit in two runs, ``(n_units, 2)``, where columns are `by`."""
-    sides = []
-    for table in pair:
-        frame = table.frame
-        for key, value in {**by, **mean.where}.items():
-            frame = frame[frame[key] == value]
-        values = frame[mean.column] if mean.equals is None else frame[mean.column] == mean.equals
-        names = [mean.per] if mean.per else table.unit
-        units = values.astype("float64").dropna().groupby([frame[name] for name in names])
-        sums = units.agg(["sum", "count"]).astype("float64")
-        # Each value of `per` counts once.
-        sides.append(sums.div(sums["count"], axis=0) if mean.per else sums)
-    both = concat(sides, axis=1).fillna(0.0).to_numpy()
-    return both[:, ::2], both[:, 1::2]
+    frame = table.frame
+    for key, value in {**by, **mean.where}.items():
+        frame = frame[frame[key] == value]
+    values = frame[mean.column] if mean.equals is None else frame[mean.column] == mean.equals
+    names = [*([mean.per] if mean.per else table.unit), "_run"]
+    units = values.astype("float64").dropna().groupby([frame[name] for name in names])
+    both = units.agg(["sum", "count"]).unstack("_run", fill_value=0)
+    sums, counts = (both[stat].reindex(columns=(0, 1), fill_value=0) for stat in ("sum", "count"))
+    if mean.per:  # each value of it counts once
+        sums, counts = (sums / counts).fillna(0), counts.clip(upper=1)
+    return sums.to_numpy(float), counts.to_numpy(float)
 
 
 def _over_units(sums: _FLOATS, counts: _FLOATS, is_share: bool) -> dict[str, Any]:
-    first, second = sums.sum(0) / counts.sum(0)
-    n_first, n_second = (counts > 0).sum(0).tolist()
-    n_both = int((counts > 0).all(1).sum())
-    of_units = {
-        "first": first,
-        "second": second,
+    both = sums.sum(0) / counts.sum(0)
+    n = [*(counts > 0).sum(0), (counts > 0).all(1).sum()]
+    return {
+        **dict(zip(_SIDES, both, strict=True)),
         **difference_of_means(sums, counts, is_share)._asdict(),
+        **dict(zip(("n_first", "n_second", "n_both"), map(int, n), strict=True)),
     }
-    return of_units | {"n_first": n_first, "n_second": n_second, "n_both": n_both}
 
 
 # -- more runs: a row for each setting --
@@ -384,7 +377,7 @@ def runs_table(runs: Sequence[SavedRun], title: str = "Runs") -> Results:
         "x": x,
         "label": headings.get(x, x),
         "lines": {key: f"{headings[key]} " * (key in settings) for key in by if key != x},
-        "numbers": [[key, headings[key], ""] for key in numbers],
+        "numbers": {key: headings[key] for key in numbers},
     }
     figure = Figure("comparison", f"{title}, by what differs", points_figure, [shown], options)
     verdict = [_sentence_of_settings(shown, keys, list(settings), numbers[0])]
@@ -399,18 +392,15 @@ def _sentence_of_settings(
     table: Table, keys: Sequence[str], settings: Sequence[str], number: str
 ) -> str:
     """Return how far settings move a number, in the row where they do so most, beside seeds."""
-    form = table.formats[number]
+    form, std_form = table.formats[number], table.formats[number + _STD]
     frame = table.frame.dropna(subset=[number])
-    rows = max(
-        (rows for _, rows in frame.groupby([*keys] or (lambda row: 0), sort=False)),
-        key=lambda rows: np.ptp(rows[number]),
-        default=table.frame,
-    ).sort_values(number)
+    groups = frame.groupby([*keys] or (lambda row: 0), sort=False)[number]
+    most = (groups.transform("max") - groups.transform("min")).idxmax()
+    rows = frame[(frame[[*keys]] == frame.loc[most, [*keys]]).all(axis=1)].sort_values(number)
     low, high = rows.iloc[0], rows.iloc[-1]
     name = " of ".join([table.headings[number], *(str(low[key]) for key in keys)])
-    squares = rows.get(number + _STD, rows[number] * np.nan) ** 2
-    std = np.sqrt(squares.mean())
-    spread = show(std, form.lstrip("+"))
+    std = (rows.get(number + _STD, rows[number] * np.nan) ** 2).mean() ** 0.5
+    spread = show(std, std_form)
     if not settings:
         return f"{name}: {show(low[number], form)} ± {spread} over {low['n']} seeds."
     ends = ", ".join(
@@ -437,11 +427,10 @@ def readable(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     rows = []
     for row in first.itertuples():
         numbers = [show(number, row.format) for number in (row.first, row.second)]
+        low, high = (show(end, row.format) for end in (row.low, row.high))
+        units = f"{row.n_first:g}, {row.n_second:g} ({row.n_both:g})" if row.units else ""
         difference = show(row.difference, f"+{row.format.lstrip('+')}")
-        interval, units = "", ""
-        if row.units:
-            interval = f"{show(row.low, row.format)} to {show(row.high, row.format)}"
-            units = f"{row.n_first:g}, {row.n_second:g} ({row.n_both:g})"
+        interval = f"{low} to {high}" if row.units else ""
         rows.append([row.row, row.heading, *numbers, difference, interval, units])
     frame = DataFrame(rows, columns=["row", "number", *_SIDES, "difference", "95 %", "n"])
     note = f" The first {n} rows of each number." if len(first) < len(both) else ""

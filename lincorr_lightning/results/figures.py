@@ -1,6 +1,6 @@
 """Figures of a comparison of runs, drawn from its tables; matplotlib is imported when one is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -20,19 +20,21 @@ def points_figure(
     x: str,
     label: str,
     lines: Mapping[str, str],
-    numbers: Sequence[tuple[str, str, str]],
+    numbers: Mapping[str, str],
 ) -> "Figure":
-    """Draw numbers over the column `x`, with their deviations.
+    """Draw numbers over the column `x`, with their deviations, a panel for each.
 
-    `numbers` are columns, each with its panel and its line there. The values of the columns `lines`
-    make lines of their own, named by the text before a value.
+    `numbers` are columns and their names. The values of the columns `lines` make lines of their
+    own, named by the text before a value.
     """
     from pandas import DataFrame, concat
 
     from lincorr_lightning.results.plots import curves
 
+    if frame[x].astype(str).str.fullmatch(r"\d+").all():  # such as steps
+        frame = frame.assign(**{x: frame[x].astype(int)})
     parts = []
-    for key, panel, line in numbers:
+    for key, heading in numbers.items():
         deviation = frame[f"{key}_deviation"].fillna(0.0) if f"{key}_deviation" in frame else 0.0
         names = [before + frame[column].astype(str) for column, before in lines.items()]
         cells = {
@@ -40,8 +42,8 @@ def points_figure(
             "y": frame[key],
             "low": frame[key] - deviation,
             "high": frame[key] + deviation,
-            "line": [clean(", ".join(row)) for row in zip(*names, strict=True)] or line,
-            "panel": panel,
+            "line": [clean(", ".join(row)) for row in zip(*names, strict=True)] or "",
+            "panel": heading,
         }
         parts.append(DataFrame(cells))
     points = concat(parts)

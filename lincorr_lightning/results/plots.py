@@ -294,14 +294,13 @@ def bars(
     marks: Mapping[str, str] | None = None,
     colours: Mapping[Any, str] | None = None,
     label: str = "",
-    percent: bool = True,
 ) -> Figure:
     """Draw a group of bars for each value of x, with their numbers above.
 
-    A row of `frame` is a bar of height `y`, or none if that is missing; each value of `hue` has a
-    bar in every group. `error` is the column of the half length of an error bar. `marks` are
-    columns drawn as a line across the bar, such as a baseline, and their names in the legend.
-    `label` names the vertical axis; the other arguments are those of `curves`.
+    A row of `frame` is a bar of height `y`, a share, or none if that is missing; each value of
+    `hue` has a bar in every group. `error` is the column of the half length of an error bar.
+    `marks` are columns drawn as a line across the bar, such as a baseline, and their names in the
+    legend. `label` names the vertical axis; the other arguments are those of `curves`.
     """
     groups = list(frame[x].unique())
     frame = frame.assign(_series=frame[hue] if hue else "").dropna(subset=[y])
@@ -309,7 +308,6 @@ def bars(
     width = 0.8 / max(len(colour_of), 1)
     figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
-    number = "{:.0%}" if percent else "{:.2f}"
     highest = float(np.nanmax(frame[[y, *(marks or {})]].to_numpy(float), initial=0.0))
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
@@ -324,7 +322,7 @@ def bars(
             yerr=None if error is None else rows[error].to_numpy(float),
             error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
         )
-        _label_bars(axes, drawn, rows[[*(marks or {})]].to_numpy(float), highest, number)
+        _label_bars(axes, drawn, rows[[*(marks or {})]].to_numpy(float), highest)
         for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
             axes.hlines(
                 rows[mark],
@@ -338,15 +336,14 @@ def bars(
     plain_axes(axes, "", "", label)
     ticks = ["\n".join(textwrap.wrap(name, 20)) for name in legible(map(str, groups), 60)]
     axes.set_xticks(range(len(groups)), ticks, fontsize=8.5)
-    if percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.margins(y=0.12)
     legend_below(figure, [axes])
     return figure
 
 
 def _label_bars(
-    axes: Axes, bars: BarContainer, marks: npt.NDArray[np.float64], highest: float, form: str
+    axes: Axes, bars: BarContainer, marks: npt.NDArray[np.float64], highest: float
 ) -> None:
     """Write the height of each bar above it, and above marks that would cross the number."""
     for bar, of_bar in zip(bars, marks, strict=True):
@@ -355,7 +352,7 @@ def _label_bars(
             if y - 0.02 * highest <= mark < y + 0.09 * highest:
                 y = float(mark)
         axes.annotate(
-            form.format(bar.get_height()),
+            f"{bar.get_height():.0%}",
             (bar.get_x() + bar.get_width() / 2, y),
             xytext=(0, 3),
             textcoords="offset points",
@@ -421,14 +418,12 @@ def correlation_heatmap(
     subtitle: str = "",
     value_label: str = "r per answer",
     limits: tuple[float, float] = (-1.0, 1.0),
-    axis_labels: tuple[str, str] = ("source", "target"),
-    least: float = 0.0,
 ) -> Figure:
     """Draw a matrix as square cells with their values, as in the paper's figures 3 and 7.
 
-    `matrix` has a row per source and a column per target, or what `axis_labels` says; NaN is shown
-    hatched, and cells below `least` in absolute value by their colour alone. `value_label` is the
-    meaning of the colours and `limits` the values of the extreme ones; from 0 on, there is one hue.
+    `matrix` has a row per source and a column per target; NaN is shown hatched. `value_label` is
+    the meaning of the colours and `limits` the values of the extreme ones; from 0 on, there is one
+    hue.
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
@@ -447,7 +442,7 @@ def correlation_heatmap(
     mesh = draw_matrix(axes, shown, limits, label_size, min(0.7, 2 * cell))
     if cell >= _MIN_CELL_WITH_VALUE:
         for (row, column), value in np.ndenumerate(cells):
-            if not math.isnan(value) and abs(value) >= least:
+            if not math.isnan(value):
                 # Outside of the layout, which would measure each of them and take long.
                 axes.text(
                     column,
@@ -459,8 +454,8 @@ def correlation_heatmap(
                     fontsize=min(cell * 22, 10.0),
                     in_layout=False,
                 )
-    axes.set_ylabel(axis_labels[0], color=INK)
-    axes.set_xlabel(axis_labels[1], color=INK)
+    axes.set_ylabel("source", color=INK)
+    axes.set_xlabel("target", color=INK)
     add_colour_bar(figure, mesh, [axes], value_label)
     return figure
 
