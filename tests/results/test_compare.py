@@ -66,26 +66,11 @@ def edits(tmp_path: Path) -> Make:
             "macro_generalized": Mean("outcome", "generalized", per="reference"),
         }
         macro = fmean(by_reference(cases).values())
-        row = {
-            "relation": relation,
-            "generalized": share(cases),
-            "random": 0.04,
-            "macro_generalized": macro,
-        }
+        row = {"generalized": share(cases), "random": 0.04, "macro_generalized": macro}
+        columns = "subject", "source_answer", "reference", "outcome"
         tables = [
-            Table.of(
-                "outcomes",
-                [row],
-                (),
-                "Outcomes",
-                "",
-                True,
-                {"random": "chance"},
-                dict.fromkeys(("generalized", "macro_generalized", "random"), ".1%"),
-            ),
-            Table.of(
-                "cases", cases, ("subject", "source_answer", "reference", "outcome"), "Cases"
-            ).sampled("subject", "source_answer", **means),
+            headline("outcomes", [{"relation": relation, **row}], **dict.fromkeys(row, ".1%")),
+            Table.of("cases", cases, columns).sampled("subject", "source_answer", **means),
         ]
         values = {
             "relation": relation,
@@ -94,16 +79,14 @@ def edits(tmp_path: Path) -> Make:
             "n_edits": len(cases),
             "flag": True,
         }
-        results = Results(
-            "source_finetune",
-            values,
-            tables=tables,
-            lm=lm_info(lm),
-            settings={"data": {"seed": 0}, **settings},
-        )
-        return save(results, tmp_path / name)
+        own = {"lm": lm_info(lm), "settings": {"data": {"seed": 0}, **settings}}
+        return save(Results("source_finetune", values, tables=tables, **own), tmp_path / name)
 
     return make
+
+
+def headline(name: str, rows: Sequence[Any], columns: Sequence[str] = (), **formats: str) -> Table:
+    return Table.of(name, rows, columns, headline=True, formats=formats)
 
 
 def numbers(*runs: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -184,8 +167,7 @@ def test_what_differs_is_listed(edits: Make) -> None:
 def test_rows_are_told_apart_by_texts_before_numbers(tmp_path: Path) -> None:
     runs = []
     for n, rows in enumerate(([[1, "a", 0.5], [2, "b", 0.4]], [[1, "b", 0.7], [2, "a", 0.6]])):
-        columns, formats = ("rank", "pair", "r"), {"r": ".2f"}
-        table = Table.of("ranking", rows, columns, headline=True, formats=formats)
+        table = headline("ranking", rows, ("rank", "pair", "r"), r=".2f")
         runs.append(save(Results("probe", tables=[table]), tmp_path / str(n)))
     found = {row: each["difference"] for (_, row), each in numbers(*runs).items()}
     assert found == pytest.approx({"a": 0.1, "b": 0.3})
@@ -202,13 +184,8 @@ def test_the_command(edits: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert text in (output := capsys.readouterr().out) and "report.html" in output
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")}
     tables = {"tables/differing.csv", "tables/numbers.csv"}
-    assert files == {
-        "report.html",
-        "comparison.md",
-        "comparison.tex",
-        "figures/comparison.png",
-        *tables,
-    }
+    pages = {"report.html", "comparison.md", "comparison.tex"}
+    assert files == tables | pages | {"figures/comparison.png"}
     with (tmp_path / "out" / "tables" / "numbers.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert float(rows[0]["difference"]) == pytest.approx(0.2)
@@ -231,35 +208,13 @@ def test_a_mean_of_a_row_has_the_rows_name_and_stands_once(tmp_path: Path) -> No
         after = [1.0, 1.0, 0.0, before[0] * 0]  # equal means before and after, of other units
         rows = [(f"s{i}", *pair) for i, pair in enumerate(zip(before, after, strict=True))]
         reach = [("before", 4 + n, fmean(before)), ("after", 4, fmean(after))]
+        means = {"learned": "q", "before_learned": "p"}
         tables = [
-            Table.of(
-                "outcomes",
-                [("x", fmean(after))],
-                ("relation", "learned"),
-                "",
-                "",
-                True,
-                formats={"learned": ".0%"},
-            ),
-            Table.of(
-                "reach",
-                reach,
-                ("prompts", "n", "learned"),
-                "",
-                "",
-                True,
-                formats={"n": ",d", "learned": ".0%"},
-            ),
-            Table.of("cases", rows, ("subject", "p", "q")).sampled(
-                "subject", learned="q", before_learned="p"
-            ),
+            headline("outcomes", [("x", fmean(after))], ("relation", "learned"), learned=".0%"),
+            headline("reach", reach, ("prompts", "n", "learned"), n=",d", learned=".0%"),
+            Table.of("cases", rows, ("subject", "p", "q")).sampled("subject", **means),
         ]
-        runs.append(
-            save(
-                Results("edited_lm", {"before": {"learned": fmean(before)}}, tables=tables),
-                tmp_path / str(n),
-            )
-        )
+        runs.append(save(Results("edited_lm", tables=tables), tmp_path / str(n)))
     found = numbers(*runs)
     assert list(found) == [("learned", ""), ("n", "before"), ("n", "after"), ("learned", "before")]
     row = found["learned", "before"]
@@ -373,14 +328,9 @@ def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> No
     runs = []
     for n, pairs in enumerate((["a->b", "b->a"], ["a->b", "c->a"])):
         rows = [(pair, label, 0.1 * n + 0.2 * i) for pair in pairs for i, label in enumerate("xyz")]
+        means = [(pair, 0.1 * n + 0.2) for pair in pairs]
         tables = [
-            Table.of(
-                "summary",
-                [(pair, 0.1 * n + 0.2) for pair in pairs],
-                ("pair", "label_mean"),
-                headline=True,
-                formats={"label_mean": ".2f"},
-            ),
+            headline("summary", means, ("pair", "label_mean"), label_mean=".2f"),
             Table.of("label_wise", rows, ("pair", "label", "r")).sampled("label", label_mean="r"),
         ]
         runs.append(save(Results("probe", tables=tables), tmp_path / str(n)))
