@@ -85,9 +85,11 @@ class Figure:
         with matplotlib.rc_context():  # a style of the user's could hide parts, or need LaTeX
             matplotlib.rcdefaults()
             figure = self.draw(*(table.frame for table in self.tables), **self.options)
-            from lincorr_lightning.results.plots import use_installed_fonts
+            from lincorr_lightning.results.plots import to_png, use_installed_fonts
 
             use_installed_fonts(figure)
+        # Without it a notebook shows no picture before pyplot is imported.
+        figure._repr_png_ = partial(to_png, figure)  # type: ignore[attr-defined]
         return figure
 
     @cached_property
@@ -95,9 +97,7 @@ class Figure:
         """The figure as the bytes of a PNG file."""
         if self.file is not None:
             return read_png(self.file)
-        from lincorr_lightning.results.plots import to_png
-
-        return to_png(self.matplotlib())
+        return self.matplotlib()._repr_png_()  # type: ignore[attr-defined]
 
     def _repr_png_(self) -> bytes:
         return self.png
@@ -135,7 +135,7 @@ class Results:
     (``val/label_mean``). `lm` is `LanguageModel.info`, empty if the study has no LM; `settings` are
     its hyper-parameters, and under ``data`` those of its data. The results that are `included` are
     those of callbacks, which write their own tables and figures. Of the figures, the main ones come
-    first: a run draws the first `MAX_FIGURES`.
+    first: a run draws the first ``MAX_FIGURES``.
     """
 
     study: str
