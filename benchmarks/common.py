@@ -263,8 +263,11 @@ def documents() -> list[Path]:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
     lines = [line for tree in trees for line in tree.splitlines()]
-    names = [line for line in lines if line and not line.startswith(":")]
-    return [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in names)]
+    names = [ROOT / "docs" / line for line in lines if line and not line.startswith(":")]
+    pages = [name.with_suffix(".md") for name in names]
+    notebooks = [name.with_suffix(".ipynb") for name in names]
+    found = [page if page.exists() else other for page, other in zip(pages, notebooks, strict=True)]
+    return [ROOT / "README.md", *found]
 
 
 def all_text() -> str:

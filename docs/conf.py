@@ -16,13 +16,8 @@ from lincorr_lightning.version import __version__
 
 project = "lincorr-lightning"
 version = release = __version__
-extensions = [
-    "myst_nb",
-    "sphinx_design",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
-    "sphinx.ext.napoleon",
-]
+extensions = ["mathml", "myst_nb", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_math_renderer = "mathml"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 html_theme = "furo"
 html_static_path = ["_static"]
@@ -32,14 +27,7 @@ html_show_copyright = False
 exclude_patterns = ["_build"]
 html_extra_path = ["examples"]
 myst_heading_anchors = 3
-# The tutorials run in a temporary folder; a cell that fails ends the build.
-nb_execution_mode = "force"
-nb_execution_in_temp = True
-nb_execution_raise_on_error = True
-nb_execution_timeout = 600
-# Lightning's log lines and warnings.
-nb_output_stderr = "remove"
-nb_render_markdown_format = "myst"  # with tables
+nb_execution_mode = "off"  # the tutorials have their outputs: benchmarks/docs_tables/notebooks.py
 autodoc_typehints = "description"
 # Else the fields of a dataclass appear a second time, as parameters without a description.
 autodoc_typehints_description_target = "documented_params"

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from lincorr_lightning.results.plots import to_png
+from lincorr_lightning.results.plots import to_png, use_installed_fonts
 
 LONG = "/home/someone/checkpoints/a-very-long-name-of-a-language-model-7b-instruct-v3-final/step-9"
 """Name of an LM that hardly fits a title."""
@@ -29,6 +29,7 @@ def texts(figure: Figure) -> list[tuple[Text, Bbox]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Text, "draw", record)
+        use_installed_fonts(figure)  # as `results.Figure` does
         to_png(figure)
     shown = [text for text in drawn if text.get_visible() and text.get_text()]
     return [(text, text.get_window_extent()) for text in shown]

@@ -108,7 +108,6 @@ def use_installed_fonts(figure: Figure) -> None:
 
 def to_png(figure: Figure) -> bytes:
     """Draw a figure; return the bytes of a PNG file."""
-    use_installed_fonts(figure)
     # `savefig` would draw twice, for the layout first. Without transparency a file is smaller.
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]

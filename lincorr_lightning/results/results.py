@@ -80,10 +80,12 @@ class Figure:
 
         Raises ReportError where only the picture is left, as of tables that were deleted.
         """
-        from lincorr_lightning.results.plots import use_installed_fonts  # not every run draws
+        from lincorr_lightning.results.plots import to_png, use_installed_fonts
 
         figure = self._drawn()
         use_installed_fonts(figure)
+        # Without it a notebook shows no picture before pyplot is imported.
+        figure._repr_png_ = partial(to_png, figure)  # type: ignore[attr-defined]
         return figure
 
     def _drawn(self) -> MatplotlibFigure:
@@ -140,7 +142,7 @@ class Results:
     (``val/label_mean``). `lm` is `LanguageModel.info`, empty if the study has no LM; `settings` are
     its hyper-parameters, and under ``data`` those of its data. The results that are `included` are
     those of callbacks, which write their own tables and figures. A run draws the main figures, at
-    most `MAX_FIGURES`, in their order.
+    most ``MAX_FIGURES``, in their order.
     """
 
     study: str

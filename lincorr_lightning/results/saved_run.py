@@ -272,8 +272,8 @@ def table_text(tables: Iterable[Table]) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    width = get_terminal_size((_CONSOLE_WIDTH, 24)).columns
-    console = Console(file=out, force_terminal=False, width=min(width, _CONSOLE_WIDTH))
+    width = min(get_terminal_size((_CONSOLE_WIDTH, 24)).columns, _CONSOLE_WIDTH)
+    console = Console(file=out, force_terminal=False, force_jupyter=False, width=width)
     for table in tables:
         _print_table(console, table)
     return out.getvalue()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks import common
-from benchmarks.docs_tables import generalization
+from benchmarks.docs_tables import costs, generalization
 from benchmarks.speed import commands, forecast, gpu, growth, reading, stacked_edits
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.table import Table
@@ -126,3 +126,12 @@ def test_tables_are_put_between_their_markers() -> None:
     assert common.placed(text, {"one": "| x |", "two": "y"}) == text.replace("old", "| x |")
     table = common.markdown_table(["a_b", "c"], [["x_y|z", 0.98765], [None, 3]])
     assert table.splitlines()[2:] == ["| x\\_y\\|z | 0.988 |", "|  | 3 |"]
+
+
+def test_costs_follow_from_the_rates_and_configs() -> None:
+    """Of the probe by hand: 2,000 subjects, ten kinds and the unrelated prompt, 16.06 GB loaded."""
+    parts = costs.tables()
+    assert common.placed(common.all_text(), parts) == common.all_text()
+    row, _ = (row for row in parts["costs table"].splitlines() if row.startswith("| probe"))
+    seconds = 2000 * 11 / 6965.5 + 16.06 + 11.19
+    assert f" {seconds / 60:.1f} | {seconds / 3600:.2f} |" in row

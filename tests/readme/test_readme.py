@@ -106,5 +106,6 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     docs = ROOT / "docs"
-    pages = {path for path in docs.rglob("*.md") if docs / "_build" not in path.parents}
+    pages = {path for kind in ("md", "ipynb") for path in docs.rglob(f"*.{kind}")}
+    pages = {path for path in pages if docs / "_build" not in path.parents}
     assert pages - {docs / "index.md"} == set(DOCUMENTS) - {ROOT / "README.md"}

@@ -109,6 +109,17 @@ def test_figures_are_not_in_the_user_s_style(style: dict[str, Any]) -> None:
         assert dict(matplotlib.rcParams) == before
 
 
+def test_a_figure_is_shown_in_a_notebook_as_it_was_changed() -> None:
+    """By `_repr_png_`, which a matplotlib figure has not."""
+    matrix = DataFrame([[0.5]], ["a"], ["b"])
+    with drawn_figures():
+        drawn = results.Figure("name", "caption", lambda: correlation_heatmap(matrix, "a title"))
+        figure: Any = drawn.matplotlib()
+        assert figure._repr_png_() == drawn.png
+        figure.texts[0].set_fontfamily("serif")
+        assert figure._repr_png_() != drawn.png
+
+
 # -- fonts and files ---------------------------------------------------------------------------
 
 
@@ -121,6 +132,7 @@ def test_fonts_follow_one_another_character_by_character(monkeypatch: pytest.Mon
     figure = correlation_heatmap(DataFrame(np.eye(2), ["Москва", "上海"], ["a", "b"]), "东京 t")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib's of a missing glyph
+        plots.use_installed_fonts(figure)
         to_png(figure)
     shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert shown == ["Москва", "\\u4e0a\\u6d77"]

@@ -103,7 +103,11 @@ def cells(line: str) -> list[str]:
     return re.split(r"  +", line.strip())
 
 
-def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_headline_tables_and_files(
+    probe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, in_notebook: bool
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: in_notebook)
     run = probe(r=0.876)
     (run / "events.out.tfevents.1").write_text("")
     text = describe_run(run, SavedRun.read(run))
