@@ -191,6 +191,10 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     to any logger with the ``log_table`` and ``log_image`` of `WandbLogger`. Raises `OutputError`.
     """
     numbers = _finite(results.scalars)
+    # What was logged in the course of the run gets its last point.
+    curves = {key: value for key, value in numbers.items() if key in trainer.callback_metrics}
+    log_scalars(trainer, curves)
+    numbers = {key: value for key, value in numbers.items() if key not in curves}
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in numbers.items()})
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
