@@ -76,7 +76,6 @@ class Cost:
 
     study: str
     prompts: int | None = column("prompts read", ",d")
-    steps: int | None = column("steps of edits", ",d")
     loads: int | None = column("times loaded", "d")
     gpus: int = column("GPUs", "d")
     memory: float = column("memory of each, GiB", ".0f")
@@ -164,7 +163,7 @@ def costs(machine: Machine) -> Iterable[Cost]:
     """Yield the rows of the table."""
     forecast = measured("forecast", lm="llama-3-8b")
     minutes = forecast.seconds / 60
-    yield Cost("forecast, 150 edits", None, None, None, 0, forecast.peak / 1024, minutes, 0.0)
+    yield Cost("forecast, 150 edits", None, None, 0, forecast.peak / 1024, minutes, 0.0)
     start = measured("commands", command="main job").wall
     each = f"the same, {N_EDITS} edited LMs"
     works = [
@@ -180,8 +179,7 @@ def costs(machine: Machine) -> Iterable[Cost]:
         for gpus in work.gpus:
             seconds = work.seconds(machine, gpus)
             memory = machine.bytes + passes + (adapter_bytes() if work.edit_steps else 0)
-            steps = work.edit_steps or None
-            about = work.study, work.prompts, steps, work.loads, gpus, memory / GIB
+            about = work.study, work.prompts, work.loads, gpus, memory / GIB
             yield Cost(*about, seconds / 60, gpus * seconds / 3600)
 
 

@@ -32,12 +32,12 @@ def test_a_run_leaves_its_numbers_or_its_error(
     monkeypatch.setattr(run, "cost_of", cost_of)
     options = "fit", "--config", "configs/linear_probe.yaml", "--data.n_subjects=60"
     for name, knowledge in (("probe", "[city, country]"), ("wrong", "[cities]")):
-        one = run.Run(name, (*options, f"--model.knowledge={knowledge}"), ("pairs",), ("nulls",))
+        one = run.Run(name, (*options, f"--model.knowledge={knowledge}"), ("pairs",), ("random_words",))
         run.execute(one, TINY_WORLD, tmp_path / "lm")
     found = json.loads((tmp_path / "lm" / "probe.json").read_text())
     assert {pair["source"] for pair in found["results"]["pairs"]} == {"city", "country"}
     assert (found["seconds"], found["peak_gib"]) == (12, 2.0)
-    assert (tmp_path / "lm" / "probe_nulls.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "lm" / "probe_random_words.png").read_bytes().startswith(b"\x89PNG")
     assert "cities" in json.loads((tmp_path / "lm" / "wrong.json").read_text())["error"]
 
 
