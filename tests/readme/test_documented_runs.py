@@ -196,19 +196,23 @@ def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     hugging_face = next(block for block in blocks("python") if "HuggingFaceCallback" in block)
-    api = next(block for block in blocks("python") if "import correlate" in block)
-    probe, own_module, features, stopping = sorted(
+    correlating = [block for block in blocks("python") if "import correlate" in block]
+    own_module, features, stopping = sorted(
         with_own_files(
             [
                 one
                 for one in blocks("python")
-                if one not in (hugging_face, api) and "register_format" not in one
+                if one not in (hugging_face, *correlating) and "register_format" not in one
             ]
         ),
         key=lambda block: "StopAtLeak" in block,
     )
-    exec(compile(probe, "README.md", "exec"), {})
-    assert capsys.readouterr().out == blocks("text")[0]
+    readme, index, *_ = with_own_files(correlating)
+    (api,) = (block for block in correlating if "runs/my_probe" in block)
+    for block in readme, index:
+        exec(compile(block, "README.md", "exec"), {})
+        assert capsys.readouterr().out.split() == blocks("text")[0].split()
+    assert Path("weights.pdf").is_file()
     script: dict[str, Any] = {"__name__": "readme"}
     exec(compile(own_module, "own_module.md", "exec"), script)
     (learned,) = re.findall(r"^learned (\d+)%, generalized \d+%$", capsys.readouterr().out, re.M)
@@ -229,7 +233,7 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     }
     exec(compile(hugging_face, "own_module.md", "exec"), script | theirs)
     assert list(Path("out").rglob("cases.csv"))
-    exec(compile(*with_own_files([api, "api.md"]), "exec"), {})
+    exec(compile(api, "api.md", "exec"), {})
     assert "linear_probe of tiny-world" in capsys.readouterr().out
     assert SavedRun.read("runs/my_probe").figures
     names: dict[str, Any] = {}
