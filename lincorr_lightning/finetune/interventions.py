@@ -14,8 +14,7 @@ from torch.nn.functional import normalize
 
 from lincorr_lightning.finetune.verdict import interventions_verdict
 from lincorr_lightning.functional import Outcome, outcome_codes
-from lincorr_lightning.functional.significance import mean_interval
-from lincorr_lightning.io import number
+from lincorr_lightning.functional.significance import named_interval
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, column
 
@@ -162,11 +161,6 @@ class EditStates:
         return values @ (members.double() / members.sum(1, keepdim=True)).T
 
 
-def _interval(name: str, values: Tensor) -> dict[str, float | None]:
-    low, high = mean_interval(values)
-    return {name: float(values.mean()), f"{name}_low": number(low), f"{name}_high": number(high)}
-
-
 def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
     """Return a row per part, arm, response and strength, with 95 % intervals over references.
 
@@ -182,7 +176,7 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
             for arm in edits.weights
         }
         for arm, responses in by_arm.items():
-            share = _interval("share", responses.pop("share")[0])
+            share = named_interval("share", responses.pop("share")[0])
             for response, values in responses.items():
                 of_w = by_arm[W][response]
                 rows += [
@@ -192,8 +186,8 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
                         "response": response,
                         "strength": strength,
                         "mean": float(moved.mean()),
-                        **_interval("effect", moved - values[0]),
-                        **_interval("w_minus", moved_by_w - moved),
+                        **named_interval("effect", moved - values[0]),
+                        **named_interval("w_minus", moved_by_w - moved),
                         **share,
                     }
                     for strength, moved, moved_by_w in zip(STRENGTHS, values, of_w, strict=True)
