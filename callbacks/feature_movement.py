@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import CallbackState, PeriodicCallback
-from lincorr_lightning.callbacks.relation import MeasuredRelation
+from lincorr_lightning.callbacks.periodic_callback import CallbackState
+from lincorr_lightning.callbacks.relation import RelationCallback
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.cases import SIDES
 from lincorr_lightning.results.results import Results
@@ -46,12 +46,11 @@ class MovementState(CallbackState):
     values: dict[str, Any] = field(default_factory=dict)  #: Scalars of the last step.
 
 
-class FeatureMovement(PeriodicCallback):
+class FeatureMovement(RelationCallback):
     """Counts which features of sparse autoencoders (SAEs) move while an LM is fine-tuned.
 
     Features are read at the last position of the source and target prompts of fixed subjects, and
-    compared with those before training. The SAEs are not trained. If several edits are trained side
-    by side, each in an adapter, the first adapter is evaluated.
+    compared with those before training. The SAEs are not trained.
 
     Logs ``features/<hook point>/<source or target>/<name>``: ``change`` (sum over features of the
     mean absolute change, relative to the sum of all activations before), ``moved`` (number of
@@ -64,9 +63,8 @@ class FeatureMovement(PeriodicCallback):
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         subjects: Subjects of the prompts; None takes those of the run's edits, or samples some.
         n_watch: Number of these subjects at most.
-        knowledge_files: YAML files with more knowledge.
         seed: Seed of sampled subjects.
-        **options: See `PeriodicCallback`.
+        **options: See `RelationCallback`.
 
     Attributes:
         results: Hook point -> prompt -> the scalars after training, and the ``top`` moved features.
@@ -81,23 +79,20 @@ class FeatureMovement(PeriodicCallback):
         relation: str | None = None,
         subjects: list[str] | None = None,
         n_watch: int = 64,
-        knowledge_files: list[str] | None = None,
         seed: int = 1,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(relation, **options)
         require("FeatureMovement.n_watch", n_watch, at_least=1)
         if subjects == []:
             raise ConfigError("FeatureMovement.subjects is empty; name some, or null.")
         self.saes = saes
-        self.relation = relation
         self.subjects = subjects
         self.n_watch = n_watch
-        self.knowledge_files = knowledge_files
         self.seed = seed
 
     def open(self) -> Iterable[str]:
-        self._at = MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files)
+        self._at = self.measured_relation()
         lm = self.run.cache.lm
         saes = load_saes(self.saes, lm)
         check_fit(saes.values(), lm)

@@ -35,12 +35,10 @@ class GeneralizationState(RelationState):
 class Generalization(RelationCallback):
     """Counts what edits of the source do to the target (paper, section 5).
 
-    An edit teaches the LM a new source answer for a subject. Its target *generalizes* if it is
-    then the reference of that answer, is *unchanged* if it is the same as before, and else
-    *hallucinates*; a target that was *right before* is neither. The edit *leaks* if the LM then
-    gives the reference of other people as well; it is *specific* as far as it generalizes more
-    often than it leaks. Knowledge that does not depend on the source, the controls, should not
-    change.
+    The target of an edit *generalizes* if it is then the reference of the new source answer, is
+    *unchanged* if it is the same as before, and else *hallucinates*; a target that was *right
+    before* is neither. The edit *leaks* if the LM then gives the reference of other people as well;
+    it is *specific* as far as it generalizes more often than it leaks.
 
     If edits are trained together, `n_watch` of them are measured during training and all of them
     after it. If each is trained from the base weights (see `EditBatch`), each is measured after
@@ -245,7 +243,11 @@ class Generalization(RelationCallback):
         if self.stop is not None and ids:
             chosen = last_steps(self._independent_steps(by_step), self.stop.is_over)
             self.stop.best_step = fmean(chosen.values())
-            logits = concatenate([_row_at(by_step[chosen[edit] - 1], edit) for edit in ids])
+            parts = []
+            for edit in ids:
+                of_step, (read,) = by_step[chosen[edit] - 1]
+                parts.append(rows_of(read, [of_step.index(edit)]))
+            logits = concatenate(parts)
         return ids, self._answers(ids, logits)
 
     def _independent_steps(
@@ -313,11 +315,6 @@ class Generalization(RelationCallback):
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)
         return edits_results(self.name, values, self.cases, scalars, skipped)
-
-
-def _row_at(reading: tuple[list[int], list[Logits]], edit: int) -> Logits:
-    ids, (logits,) = reading
-    return rows_of(logits, [ids.index(edit)])
 
 
 def _by_edit_step(means: Mapping[str, float]) -> dict[str, float]:

@@ -129,7 +129,8 @@ class PeriodicCallback(L.Callback):
     The LM is evaluated in eval mode and without gradients: weights, optimizer state, random number
     generators and train/eval modes are restored. All ranks evaluate the same prompts. Whatever
     changes the weights (another optimizer, an editor, averaging), the results are those of the
-    final weights: these callbacks run after all others but checkpoints.
+    final weights: these callbacks run after all others but checkpoints. If several edits are
+    trained side by side, each in an adapter, those that know no edits evaluate the first adapter.
 
     A subclass defines some of `open`, `prepare`, `measure`, `before_batch`, `after_update` and
     `finish`; what it keeps from one to the other is in `state`, which a checkpoint holds.
@@ -444,12 +445,6 @@ def periodic_callbacks(trainer: L.Trainer) -> list[PeriodicCallback]:
     return [each for each in callbacks if isinstance(each, PeriodicCallback)]
 
 
-def _batches(trainer: Any, batch_idx: int) -> int:
-    """Return the number of batches before one, as validation counts them: of all epochs or one."""
-    counts_all = trainer.val_check_batch and trainer.check_val_every_n_epoch is None
-    return trainer.fit_loop.total_batch_idx if counts_all else batch_idx
-
-
 def _is_read_after(run: LMRun, batch_idx: int) -> bool:
     """Return whether other callbacks may read numbers after a batch.
 
@@ -459,9 +454,11 @@ def _is_read_after(run: LMRun, batch_idx: int) -> bool:
     step = trainer.global_step
     next_step = step + run.max_updates_per_batch
     every = [getattr(each, "_every_n_train_steps", 0) for each in trainer.callbacks]
+    if trainer.val_check_batch and trainer.check_val_every_n_epoch is None:
+        batch_idx = trainer.fit_loop.total_batch_idx  # validation counts those of all epochs
     return (
         trainer.is_last_batch
-        or (_batches(trainer, batch_idx) + 1) % (trainer.val_check_batch or math.inf) == 0
+        or (batch_idx + 1) % (trainer.val_check_batch or math.inf) == 0
         or any(next_step // n > step // n for n in every if n)
     )
 

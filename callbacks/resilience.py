@@ -32,8 +32,7 @@ class Resilience(RelationCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
     Logs ``resilience/<relation>``. If this run fits the map, it also logs the baselines of r that a
-    probe has, as ``resilience_random_label_mean/<relation>``. If several edits are trained side by
-    side, each in an adapter, the first adapter is evaluated.
+    probe has, as ``resilience_random_label_mean/<relation>``.
 
     Args:
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
@@ -105,10 +104,9 @@ class Resilience(RelationCallback):
 
     def measure(self) -> None:
         queries = self._at.queries(self._watched, self.adapter_id)
-        by_template = {
-            domain.knowledge.template: queries[name] for name, domain in self._at.domains.items()
-        }
-        reads = [(by_template[template], tokens) for template, tokens in self._layout.reads]
+        templates = [domain.knowledge.template for domain in self._at.domains.values()]
+        queries_of = dict(zip(templates, queries.values(), strict=True))
+        reads = [(queries_of[template], tokens) for template, tokens in self._layout.reads]
         logits = self.run.cache.read(reads)
         weight, bias, ridge = self.state.map
         r = labelwise_pearson(logits[0] @ weight.T + bias, logits[1])
@@ -121,17 +119,16 @@ class Resilience(RelationCallback):
             test = moments_of(torch.cat(logits, dim=1), blocks)
             (pair,) = random_words(fitted, test, self.random_labels, ()).values()
             numbers |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
-        tag = self._at.tag
-        known = {f"{key}/{tag}": value for key, value in numbers.items() if value is not None}
+        known = {f"{k}/{self._at.tag}": value for k, value in numbers.items() if value is not None}
         self.log_scalars(known)
 
     def finish(self) -> Results:
         self.measure_once()
-        baselines = {}
-        for key in R_BASELINES:
-            points = self.history.get(f"resilience_{key}/{self._at.tag}")
-            if points:
-                baselines[key] = [points[0][1], points[-1][1]]
+        baselines = {
+            key: [points[0][1], points[-1][1]]
+            for key in R_BASELINES
+            if (points := self.history.get(f"resilience_{key}/{self._at.tag}"))
+        }
         reason = "They need a map that this run fits, and random_labels above 0."
         r = [number(value) for value in self.state.r]
         values = {

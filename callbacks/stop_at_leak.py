@@ -9,6 +9,8 @@ from torch import Tensor
 from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.errors import ConfigError, require
 
+_KEPT = ("best_step", "stopped_step", "specific", "weights")  # in a checkpoint
+
 
 class StopAtLeak(L.Callback):
     """Ends a training where edits are learned and begin to leak, and restores its best weights.
@@ -51,8 +53,8 @@ class StopAtLeak(L.Callback):
     def _reset(self) -> None:
         self.best_step: float | None = None
         self.stopped_step: int | None = None
-        self._specific = -float("inf")
-        self._weights: dict[str, Tensor] = {}
+        self.specific = -float("inf")  #: Of the step with the best weights.
+        self.weights: dict[str, Tensor] = {}  #: The best ones.
 
     @property
     def state_key(self) -> str:
@@ -101,10 +103,10 @@ class StopAtLeak(L.Callback):
             measured, now[name] = self._measures.latest(f"generalization/{name}")
             if measured != step:
                 return
-        if now["source_learned"] >= self.min_learned and now["specific"] > self._specific:
-            self._specific = now["specific"]
+        if now["source_learned"] >= self.min_learned and now["specific"] > self.specific:
+            self.specific = now["specific"]
             self.best_step = step
-            self._weights = {
+            self.weights = {
                 name: parameter.detach().to("cpu", copy=True)
                 for name, parameter in pl_module.named_parameters()
                 if parameter.requires_grad
@@ -118,20 +120,13 @@ class StopAtLeak(L.Callback):
         if self.stopped_step is None:
             return
         for name, parameter in pl_module.named_parameters():
-            if name in self._weights:
-                parameter.copy_(self._weights[name])
-        self._weights = {}
+            if name in self.weights:
+                parameter.copy_(self.weights[name])
+        self.weights = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "best_step": self.best_step,
-            "stopped_step": self.stopped_step,
-            "specific": self._specific,
-            "weights": self._weights,
-        }
+        return {name: getattr(self, name) for name in _KEPT}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_step = state_dict["best_step"]
-        self.stopped_step = state_dict["stopped_step"]
-        self._specific = state_dict["specific"]
-        self._weights = state_dict["weights"]
+        for name in _KEPT:
+            setattr(self, name, state_dict[name])

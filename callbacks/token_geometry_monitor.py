@@ -22,8 +22,6 @@ class TokenGeometryMonitor(PeriodicCallback):
     ``token_geometry/<observable>/layer_<n>``, ``token_geometry/loss`` and
     ``token_geometry/entropy``; ``tables/token_geometry.csv`` has them by layer and step.
 
-    If several edits are trained side by side, each in an adapter, the first adapter is evaluated.
-
     Args:
         texts: A ``.txt``, ``.jsonl`` or ``.csv`` file, or a folder with such files; None takes
             texts about the embedded tiny world.
@@ -77,12 +75,11 @@ class TokenGeometryMonitor(PeriodicCallback):
 
     def finish(self) -> Results:
         self.measure_once()
-        history = {key.removeprefix(f"{self.name}/"): curve for key, curve in self.history.items()}
-        values = {
-            name: {"before": curve[0][1], "after": curve[-1][1]} for name, curve in history.items()
-        }
+        values = {}
         rows = []
-        for name, curve in history.items():
+        for key, curve in self.history.items():
+            name = key.removeprefix(f"{self.name}/")
+            values[name] = {"before": curve[0][1], "after": curve[-1][1]}
             observable, _, layer = name.partition("/layer_")
             rows += [(observable, int(layer) if layer else None, *point) for point in curve]
         texts = f"{len(self._prompts.names)} texts of {self.settings.n_tokens} tokens"

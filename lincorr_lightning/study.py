@@ -7,7 +7,7 @@ from functools import wraps
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 import torch
@@ -97,17 +97,12 @@ def plain(value: Any) -> Any:
     return [plain(member) for member in value] if isinstance(value, (list, tuple)) else value
 
 
-@runtime_checkable
-class HandsOverData(Protocol):
-    """A module that hands its datamodule what both need."""
+def handed_over(module: Any, argument: str) -> Any:
+    """Return what a module hands over for an argument of its datamodule; None if nothing.
 
-    def data_arguments(self) -> Mapping[str, Any]:
-        """Return values for arguments of the datamodule, by their names."""
-
-
-def handed_over(module: object, argument: str) -> Any:
-    """Return what a module hands over for an argument of its datamodule; None if nothing."""
-    return module.data_arguments().get(argument) if isinstance(module, HandsOverData) else None
+    A module that does has ``data_arguments()``, which returns values by the arguments' names.
+    """
+    return module.data_arguments().get(argument) if hasattr(module, "data_arguments") else None
 
 
 class PlainHyperparameters(HyperparametersMixin):
@@ -236,12 +231,10 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def _log_states_found(self, lm: LanguageModel) -> None:
         """Log how many prompts were in the cache of states; on all ranks."""
-        if lm.state_cache is None:
+        if (cache := lm.state_cache) is None:
             return
-        counts = gather([lm.state_cache.n_found, lm.state_cache.n_requested])
-        lm.state_cache.n_found = 0
-        lm.state_cache.n_requested = 0
-        n_found, n = map(sum, zip(*counts, strict=True))
+        n_found, n = (sum(gather(own)) for own in (cache.n_found, cache.n_requested))
+        cache.n_found = cache.n_requested = 0
         if n:
             where = f"{lm.config.name_or_path} were in {lm.config.state_cache}"
             rank_zero_info(f"{n_found:,} of {n:,} prompts of {where}")

@@ -64,7 +64,7 @@ from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
 write_configs_as_they_are_read()
-# Arguments of datamodules that a study may hand over, see `HandsOverData`.
+# Arguments of datamodules that a study may hand over, see `handed_over`.
 _HANDED_OVER = ("lm", "training", "edits_of_lm", "plan", "training_tokens")
 # What a study defines in order to have a command.
 _STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}

@@ -73,22 +73,19 @@ def row_at_learned(
 def _row(step: float, numbers: StepValues, references: Sequence[Hashable]) -> dict[str, Any]:
     ids, values = numbers
     groups = [references[edit] for edit in ids]
-    specific = dict.fromkeys(("mean", "low", "high"))
-    leak = None
-    if SPECIFIC in values:
-        specific = interval_by_reference(values[SPECIFIC], groups)
-        leak = number(macro_mean(values[LEAK].tolist(), groups))
     shares = {key: number(x.nanmean().item()) for key, x in values.items()}
+    macro = {key: number(macro_mean(x.tolist(), groups)) for key, x in values.items()}
+    specific = interval_by_reference(values[SPECIFIC], groups) if SPECIFIC in values else {}
     return {
         "step": step,
         "n_edits": len(ids),
         "source_learned": shares[_LEARNED],
         "generalized": shares[_GENERALIZED],
-        "macro_generalized": number(macro_mean(values[_GENERALIZED].tolist(), groups)),
-        "leak": leak,
-        "specific": specific["mean"],
-        "specific_low": specific["low"],
-        "specific_high": specific["high"],
+        "macro_generalized": macro[_GENERALIZED],
+        "leak": macro.get(LEAK),
+        "specific": specific.get("mean"),
+        "specific_low": specific.get("low"),
+        "specific_high": specific.get("high"),
         "controls": {
             key.removeprefix(CONTROL): share
             for key, share in shares.items()

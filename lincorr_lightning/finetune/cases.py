@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, median
@@ -136,11 +136,12 @@ class EditAnswers:
         learned = self.learned
         probability = self.after["target"].softmax(1)
         old_answer = self.before["target"].argmax(1, keepdim=True)
-        values = {f"generalization/{outcome}": codes == outcome.code for outcome in Outcome}
+        has = {outcome: (codes == outcome.code).double() for outcome in Outcome}
+        values = {f"generalization/{outcome}": hits for outcome, hits in has.items()}
         values["generalization/source_learned"] = learned
         for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
-            share = (codes == outcome.code).double()
-            values[f"generalization/{outcome}_of_learned"] = share.where(learned, torch.nan)
+            of_learned = has[outcome].where(learned, torch.nan)
+            values[f"generalization/{outcome}_of_learned"] = of_learned
         values["probability/reference"] = (probability * self.reference).sum(1)
         values["probability/old_answer"] = probability.gather(1, old_answer)[:, 0]
         for name in self.after:
@@ -151,14 +152,12 @@ class EditAnswers:
             hits = torch.stack(wordings) == self.labels
             values["paraphrases/source_learned"] = hits.double().mean(0)
         for side in SIDES:
-            key = f"others/{side}"
-            if key in self.after:
+            if (key := f"others/{side}") in self.after:
                 same = self.before[key] == self.after[key]
                 values[f"neighbours/{side}_unchanged"] = same.double().mean(1)
         if (key := "others/target") in self.after:
-            leaks = functional.leaks(self.before[key], self.after[key], self.reference)
-            values[LEAK] = leaks
-            values[SPECIFIC] = (codes == Outcome.GENERALIZED.code).double() - leaks
+            values[LEAK] = functional.leaks(self.before[key], self.after[key], self.reference)
+            values[SPECIFIC] = has[Outcome.GENERALIZED] - values[LEAK]
         return {key: value.double() for key, value in values.items()}
 
     def means(self) -> dict[str, float]:
@@ -167,26 +166,22 @@ class EditAnswers:
         Leak and specific are means by reference.
         """
         references = self.references
-        scores = functional.reference_scores(self.outcomes, references)
-        values = self.values()
-        return {
-            **{key: value.nanmean().item() for key, value in values.items()},
-            **{
-                key: functional.macro_mean(values[key].tolist(), references)
-                for key in BY_REFERENCE
-                if key in values
-            },
-            **{f"generalization/{name}": score for name, score in scores.items()},
+        means = {
+            key: functional.macro_mean(value.tolist(), references)
+            if key in BY_REFERENCE
+            else value.nanmean().item()
+            for key, value in self.values().items()
         }
+        scores = functional.reference_scores(self.outcomes, references)
+        return means | {f"generalization/{name}": score for name, score in scores.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditCase:
     """What one edit did, a row of the table ``cases``; numbers are None where they do not exist.
 
-    Weights stand in W's column of the source answer, priors are target logits before training, and
-    probabilities are those of the reference in a softmax over the target labels. Of several labels
-    in the reference, the highest weight and prior count, and the most complete one.
+    Weights stand in W's column of the source answer, priors are target logits before training. Of
+    several labels in the reference, the highest weight and prior count, and the most complete one.
     `answer_after` is ambiguous if it counts as wrong, but its label may also stand for another fact
     about the source answer: " Georgia" may be the state of Atlanta.
     """
@@ -276,24 +271,16 @@ def edit_cases(
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """Return numbers over all cases, as ``results.json`` has them.
 
-    Of cases whose source was learned, ``weight_reference`` has number and median of W of the
-    reference among generalized and among hallucinated ones, and the two-sided p of a Mann-Whitney
-    test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
-    ``completeness`` of the reference's label (paper, table 18).
-    ``nearest`` has the share of edits whose answer is nearest to a ``right`` target label in the
-    LM's head, ``macro``, the mean over references, and under ``wrong`` what became of the others,
-    which alone can show more than the vocabulary. ``forecast`` says how well this forecasts which
-    edits do not generalize: ``auroc`` is that of the `EditCase.nearest_risk` over all edits that
-    were not right before, with its interval over references, and ``auroc_within`` over pairs of
-    edits with the same reference; None if all of them, or none, generalized. Both are None for a
-    head without rows. ``above_best_baseline`` says of edits that were not right before how many
-    generalize, beside the better ``baseline`` of the nearest word and one constant answer, and the
-    ``mean`` difference; all are means over references.
+    ``weight_reference`` is that of cases whose source was learned, by outcome, with the two-sided p
+    of a Mann-Whitney test; ``causes`` are numbers of hallucinations; ``completeness`` is that of
+    the reference's label (paper, table 18). ``nearest`` has the share of edits whose answer is
+    nearest to a ``right`` target label in the LM's head, ``macro``, the mean over references, and
+    under ``wrong`` what became of the others. ``forecast`` says how well this forecasts which edits
+    do not generalize: ``auroc`` is over all edits that were not right before, with its interval
+    over references, and ``auroc_within`` over pairs of edits with the same reference; None if all
+    of them, or none, generalized. Both are None for a head without rows. ``above_best_baseline``
+    has the edits that were not right before, in means over references.
     """
-
-    def shares(group: Sequence[EditCase]) -> dict[str, Any]:
-        return {"n": len(group), **functional.outcome_shares([case.outcome for case in group])}
-
     weights = {
         outcome: [
             case.weight_reference
@@ -315,11 +302,15 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     return {
         "weight_reference": {**by_outcome, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
-        "completeness": {kind.value: shares(group) for kind, group in kinds.items() if group},
+        "completeness": {kind.value: _shares(group) for kind, group in kinds.items() if group},
         "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
-        **_nearest_word_scores(cases, shares),
+        **_nearest_word_scores(cases),
         "above_best_baseline": _above_best_baseline(cases),
     }
+
+
+def _shares(group: Sequence[EditCase]) -> dict[str, Any]:
+    return {"n": len(group), **functional.outcome_shares([case.outcome for case in group])}
 
 
 def _above_best_baseline(cases: Sequence[EditCase]) -> dict[str, Any] | None:
@@ -345,19 +336,15 @@ def _above_best_baseline(cases: Sequence[EditCase]) -> dict[str, Any] | None:
     }
 
 
-def _nearest_word_scores(
-    cases: Sequence[EditCase], shares: Callable[[Sequence[EditCase]], dict[str, Any]]
-) -> dict[str, Any]:
+def _nearest_word_scores(cases: Sequence[EditCase]) -> dict[str, Any]:
     known = [case for case in cases if case.nearest_risk is not None]
     if not known:
-        return dict.fromkeys(("nearest", "vocabulary", "forecast", "forecast_default"))
+        return dict.fromkeys(("nearest", "forecast", "forecast_default"))
     is_right = [case.nearest_risk < 0 for case in known]  # type: ignore[operator]
     macro = functional.macro_mean(list(map(float, is_right)), [case.reference for case in known])
     wrong = [case for case, right in zip(known, is_right, strict=True) if not right]
-    nearest = {"right": fmean(is_right), "macro": macro, "wrong": shares(wrong)}
     return {
-        "nearest": nearest,
-        "vocabulary": {"right": nearest["right"], "macro_right": macro},  # as earlier versions
+        "nearest": {"right": fmean(is_right), "macro": macro, "wrong": _shares(wrong)},
         "forecast": {DEFAULT_FORECAST: _forecast_scores(known)},
         "forecast_default": DEFAULT_FORECAST,
     }
@@ -374,9 +361,17 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
         outcomes_of.setdefault(reference, set()).add(has_failed)
     mixed = [reference for reference, outcomes in outcomes_of.items() if len(outcomes) == 2]
 
-    def score(
-        name: str, units: Iterable[str], statistic: Callable[[list[int]], float]
-    ) -> dict[str, float | None]:
+    def auroc(rows: list[int]) -> float:
+        return functional.auroc(risks[rows], failed[rows])
+
+    def within(rows: list[int]) -> float:
+        return functional.auroc_within(risks[rows], failed[rows], [references[i] for i in rows])
+
+    scores: dict[str, float | None] = {}
+    for name, units, statistic in (
+        ("auroc", list(outcomes_of), auroc),
+        ("auroc_within", mixed, within),
+    ):
         value = statistic(list(range(len(cases))))
         without = [
             statistic([i for i, other in enumerate(references) if other != reference])
@@ -385,18 +380,8 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
         low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
         # min and max keep their first argument where it is NaN.
         ends = {f"{name}_low": max(low, 0.0), f"{name}_high": min(high, 1.0)}
-        return {key: number(x) for key, x in {name: value, **ends}.items()}
-
-    return {
-        **score("auroc", outcomes_of, lambda rows: functional.auroc(risks[rows], failed[rows])),
-        **score(
-            "auroc_within",
-            mixed,
-            lambda rows: functional.auroc_within(
-                risks[rows], failed[rows], [references[i] for i in rows]
-            ),
-        ),
-    }
+        scores |= {key: number(x) for key, x in {name: value, **ends}.items()}
+    return scores
 
 
 def outcome_values(
@@ -412,8 +397,9 @@ def outcome_values(
     values = answers.values()
     of_others = {
         key.partition("/")[2]: interval_by_reference(values[key], answers.references)
-        for key in BY_REFERENCE
-        if key in values and len(cases)
+        if key in values and cases
+        else None
+        for key in (SPECIFIC, LEAK)
     }
     return {
         "relation": relation,
@@ -421,8 +407,6 @@ def outcome_values(
         "random": number(answers.reference.double().mean().item()),
         "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
         **shares,
-        "specific": None,
-        "leak": None,
         **of_others,
         **{f"probability_{name}": value for name, value in groups["probability"].items()},
         "controls": {

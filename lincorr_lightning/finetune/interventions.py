@@ -14,10 +14,9 @@ from torch.nn.functional import normalize
 
 from lincorr_lightning.finetune.verdict import interventions_verdict
 from lincorr_lightning.functional import Outcome, outcome_codes
-from lincorr_lightning.functional.significance import mean_interval
-from lincorr_lightning.io import number
+from lincorr_lightning.functional.significance import named_interval
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, column
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 N_DRAWS = 8  # of what is random
@@ -25,13 +24,24 @@ PARTS = ("own", "change", "state", "only")  #: What is moved, see `EditStates.re
 W = "W"
 
 
+@dataclass(frozen=True)
+class ArmRow:
+    """What it costs to take a direction out, a row of the table ``intervention``."""
+
+    arm: str = column("direction")
+    mean: float = column("generalized", ".0%")
+    effect: float = column("change", "+.0%")
+    effect_low: float | None = column("low", "+.0%")
+    effect_high: float | None = column("high", "+.0%")
+    share: float = column("share", ".0%")
+
+
 class TargetSpace:
     """The part of hidden states that the target labels' rows of the LM's head read.
 
-    The head is linear in the state h that it reads, the one after the last norm: up to their mean
-    over labels, which changes no answer, target logits are U h, where U has the labels' rows minus
-    their mean. What is moved outside the row space of U changes none of them. Coordinates are in an
-    orthonormal basis of that space: lengths and angles are those of states, known from logits.
+    Up to their mean over labels, target logits are U h, where h is the state after the last norm
+    and U has the labels' rows minus their mean. Coordinates are in an orthonormal basis of the row
+    space of U: lengths and angles are those of states, known from logits.
 
     With matrices ``(n_target, rank)``, states are ``logits @ to_states``, and their logits, minus
     the mean, ``states @ to_logits.T``. `head_rows` of the labels are ``(n_target, hidden_size)``.
@@ -134,17 +144,14 @@ class EditStates:
     def answers(self, logits: Tensor) -> dict[str, Tensor]:
         """Return, ``(n,)`` each, what target logits, ``(n, n_target)``, make of the edits.
 
-        Whether the answer is generalized, or hallucinated, and the probabilities of the reference,
-        of the answer after the edit, and of the label with the largest weight in W.
+        Whether the answer is generalized, or hallucinated, and the probability of the reference.
         """
         codes = outcome_codes(self.before.argmax(1), logits.argmax(1), self.reference_mask)
         p = logits.softmax(1)
-        labels = {"p answer": self.after, "p favourite": self.weights[W][0]}
         return {
             "generalized": (codes == Outcome.GENERALIZED.code).double(),
             "hallucinated": (codes == Outcome.HALLUCINATED.code).double(),
             "p reference": (p * self.reference_mask).sum(1),
-            **{k: p.gather(1, x.argmax(1, keepdim=True))[:, 0] for k, x in labels.items()},
         }
 
     def by_reference(self, values: Tensor) -> Tensor:
@@ -152,11 +159,6 @@ class EditStates:
         names = list(dict.fromkeys(self.references))
         members = torch.tensor([[name == other for other in self.references] for name in names])
         return values @ (members.double() / members.sum(1, keepdim=True)).T
-
-
-def _interval(name: str, values: Tensor) -> dict[str, float | None]:
-    low, high = mean_interval(values)
-    return {name: float(values.mean()), f"{name}_low": number(low), f"{name}_high": number(high)}
 
 
 def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
@@ -174,7 +176,7 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
             for arm in edits.weights
         }
         for arm, responses in by_arm.items():
-            share = _interval("share", responses.pop("share")[0])
+            share = named_interval("share", responses.pop("share")[0])
             for response, values in responses.items():
                 of_w = by_arm[W][response]
                 rows += [
@@ -184,8 +186,8 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
                         "response": response,
                         "strength": strength,
                         "mean": float(moved.mean()),
-                        **_interval("effect", moved - values[0]),
-                        **_interval("w_minus", moved_by_w - moved),
+                        **named_interval("effect", moved - values[0]),
+                        **named_interval("w_minus", moved_by_w - moved),
                         **share,
                     }
                     for strength, moved, moved_by_w in zip(STRENGTHS, values, of_w, strict=True)
@@ -216,27 +218,14 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
     headline = Table.of(
         "intervention",
         shown,
-        list(_SHOWN),
+        ArmRow,
         f"Edits of {relation} that generalize where a direction is taken out of what they changed",
         f"{n} learned edits, means by right answer. change: what it adds, with its 95 % interval; "
         "share: of the change's squared length. W0: the vocabulary's map; others: docs/causal.md.",
         headline=True,
-        headings={key: heading for key, (heading, _) in _SHOWN.items()},
-        formats={key: form for key, (_, form) in _SHOWN.items()},
     )
     caption = f"Edits of {relation} that generalize after moves of the state, by direction."
     options = {"relation": relation, "n": n}
     figures = [Figure("intervention", caption, interventions_figure, [doses], options)]
     verdict = interventions_verdict(relation, {row["arm"]: row for row in shown})
     return Results(name, values, tables=[headline, doses], figures=figures, verdict=verdict)
-
-
-# Columns of the first table: their headings and formats.
-_SHOWN = {
-    "arm": ("direction", ""),
-    "mean": ("generalized", ".0%"),
-    "effect": ("change", "+.0%"),
-    "effect_low": ("low", "+.0%"),
-    "effect_high": ("high", "+.0%"),
-    "share": ("share", ".0%"),
-}

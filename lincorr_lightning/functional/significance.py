@@ -15,6 +15,7 @@ from torch import Tensor
 from lincorr_lightning.functional import correlation
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
+from lincorr_lightning.io import number
 
 _LEAST_UNITS = 5  # of an interval
 
@@ -79,6 +80,12 @@ def mean_interval(values: Tensor) -> tuple[float, float]:
     """
     n = len(values)
     return _t_interval(float(values.double().mean()), float(values.double().var(correction=0)), n)
+
+
+def named_interval(name: str, values: Tensor) -> dict[str, float | None]:
+    """Return a mean and its `mean_interval` by name, ``<name>_low`` and ``<name>_high``."""
+    low, high = mean_interval(values)
+    return {name: float(values.mean()), f"{name}_low": number(low), f"{name}_high": number(high)}
 
 
 def jackknife_interval(value: float, without: Tensor) -> tuple[float, float]:

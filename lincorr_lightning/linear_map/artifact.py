@@ -94,17 +94,12 @@ class LinearMap:
             reference = () if mask is None else [right.nonzero()[0].tolist() for right in mask.T]
             ridge = float(fitted.ridges[pair])
             maps["->".join(pair)] = PairMap(weights[pair], biases[pair], ridge, reference)
-        knowledge = [
-            LabelSet(
-                name,
-                lm.lead_in + domain.knowledge.template,
-                domain.texts,
-                domain.token_ids,
-                domain.answer_texts,
-            )
-            for name, domain in layout.domains.items()
-            if name == stem(name)
-        ]
+        knowledge = []
+        for name, one in layout.domains.items():
+            if name == stem(name):
+                prompt = lm.lead_in + one.knowledge.template
+                sets = one.texts, one.token_ids, one.answer_texts
+                knowledge.append(LabelSet(name, prompt, *sets))
         return cls(maps, knowledge, lm.config.name_or_path, lm.fingerprint)
 
     def with_nearest(self, nearest: Mapping[str, Tensor | None]) -> "LinearMap":
@@ -299,8 +294,8 @@ class LinearMap:
             }
             entries = config["knowledge"].items()
             knowledge = [LabelSet.from_json(name, entry) for name, entry in entries]
-            lm, fingerprint = config["lm"]["name_or_path"], config["lm"]["fingerprint"]
-            linear_map = cls(maps, knowledge, lm, fingerprint)
+            lm = config["lm"]
+            linear_map = cls(maps, knowledge, lm["name_or_path"], lm["fingerprint"])
             if config[_CHECKSUM] != _checksum(folder / _TENSORS):
                 raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
         except _READING as error:

@@ -16,7 +16,7 @@ from scipy.special import stdtr, stdtrit
 from torch import Tensor
 
 from lincorr_lightning.functional import Moments, group_means, macro_mean, precision
-from lincorr_lightning.functional.significance import mean_interval, weight_cosine
+from lincorr_lightning.functional.significance import named_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
@@ -161,10 +161,11 @@ def _r_at_targets(
     layout = fitted.layout
     x, y = layout.problems[source]["y"]
     words = {target: layout.columns(target, "words") for target in layout.targets[source]}
-    strengths = torch.tensor(
-        [fitted.ridges[source, target] for target in words], dtype=torch.float64
-    )
-    ridge = strengths.repeat_interleave(torch.tensor([len(columns) for columns in words.values()]))
+    parts = [
+        torch.full((len(columns),), fitted.ridges[source, target], dtype=torch.float64)
+        for target, columns in words.items()
+    ]
+    ridge = torch.cat(parts)
     squares = RidgeSolver(fitted.moments, x, list(words.values()))
     maps = squares.solve(ridge), squares.solve(0.0)
     of_labels = _r_and_influences(fitted.maps["y"][source], test, x, y, rows)
@@ -232,9 +233,8 @@ def vocabulary_baselines(
 
     They are the best constant answer (``constant``), the nearest target label by the rows of the
     LM's head (``unembedding``), the same in the causal inner product (``causal_inner_product``),
-    the map between both label sets after the control prompt (``same_prompt``), and that after the
-    source prompt, W₀, which Gaussian states with the covariance of the LM's give
-    (``gaussian_states``). W is also compared with W₀ as a matrix.
+    the map after the control prompt (``same_prompt``), and that after the source prompt, W₀
+    (``gaussian_states``), see `JointLayout.problems`. W is also compared with W₀ as a matrix.
 
     `head_rows` are the rows of the head for all labels, ``(n_labels, hidden_size)``, in the order
     of the columns, and `whitening` is the matrix of `causal_whitening`; None for a head without
@@ -275,32 +275,25 @@ def vocabulary_baselines(
 def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
     """Return Hit@1 of the baselines, and that of W above the best of them."""
     groups = precision.reference_groups(right)
-    of_w = precision.is_hit(weight, right)[0].double()
-    ranks = {name: precision.ranks_of_right(other, right) for name, other in others.items()}
-    hits = {name: (each == 1).double() for name, each in ranks.items()}
-    numbers: dict[str, Any] = {
-        "ranks": {"W": precision.ranks_of_right(weight, right)} | ranks,
+    ranks = {
+        name: precision.ranks_of_right(w, right) for name, w in {"W": weight, **others}.items()
     }
+    numbers: dict[str, Any] = {"ranks": ranks}
+    hits = {name: (each == 1).double() for name, each in ranks.items()}
+    of_w = hits.pop("W")
     for name, each in hits.items():
         numbers[f"{name}_1"] = float(each.mean())
         numbers[f"{name}_macro_1"] = macro_mean(each.tolist(), groups)
     best = max(hits, key=lambda name: float(hits[name].mean()))
     by_answer = max(hits, key=lambda name: float(numbers[f"{name}_macro_1"]))
-    difference = of_w - hits[best]
     means = torch.tensor(group_means((of_w - hits[by_answer]).tolist(), groups))
-    low, high = mean_interval(difference)
-    macro_low, macro_high = mean_interval(means)
     return numbers | {
         "best_baseline": best,
         "best_baseline_1": numbers[f"{best}_1"],
-        "above_best_baseline": float(difference.mean()),
-        "above_best_baseline_low": number(low),
-        "above_best_baseline_high": number(high),
+        **named_interval("above_best_baseline", of_w - hits[best]),
         "best_macro_baseline": by_answer,
         "best_macro_1": numbers[f"{by_answer}_macro_1"],
-        "above_best_macro": float(means.mean()),
-        "above_best_macro_low": number(macro_low),
-        "above_best_macro_high": number(macro_high),
+        **named_interval("above_best_macro", means),
     }
 
 

@@ -52,7 +52,6 @@ class View(NamedTuple):
 class JointLayout:
     """Columns of the joint rows: the domains of all kinds of knowledge, then what nulls need.
 
-    A joint row holds the domain logits of every knowledge prompt for one subject, side by side.
     Nulls compare them with the logits of the same labels after other prompts, and of random words
     after the same prompts (see `View`), and with those of another subject.
 
@@ -208,9 +207,9 @@ class JointLayout:
         return problems
 
     def _find(self, view: View, names: Iterable[str]) -> Tensor:
-        position = {token: i for i, token in enumerate(self.views[view])}
+        column = {token: i for i, token in enumerate(self.views[view], self._spans[view].start)}
         tokens = [token for name in names for token in self.domains[name].token_ids]
-        return torch.tensor([self._spans[view].start + position[token] for token in tokens])
+        return torch.tensor([column[token] for token in tokens])
 
     def with_permuted(self, rows: Tensor) -> Tensor:
         """Return rows as they are read with the columns of another subject, that of the row before.
@@ -223,7 +222,7 @@ class JointLayout:
 
 @torch.no_grad()
 def domain_rows(lm: LanguageModel, reads: Sequence[Read], subjects: Sequence[str]) -> Tensor:
-    """Return the joint rows of some subjects as they are read, ``(n_subjects, n_read)``, float64.
+    """Return the joint rows of some subjects, ``(n_subjects, n_read)``, float64.
 
     `reads` are those of a layout. Each prompt is read once, at all tokens that are needed of it.
     """
@@ -298,11 +297,10 @@ def build_layout(
 ) -> JointLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
-    If no `pairs` such as ``city->country`` are named, they are all ordered ones of `knowledge`,
-    names or families. Pairs of `require_reference` must have one; what is in `partial_out` is read
-    too. With `subwords`, beginnings of words are labels; `n_random` labels are compared with as
-    many random words (0 reads none). `wordings` are the prompts of each kind of knowledge: the
-    first alone, all templates, or also the paraphrases. For the others see `JointLayout`.
+    If no `pairs` are named, they are all ordered ones of `knowledge`, names or families. With
+    `subwords`, beginnings of words are labels; `n_random` labels are compared with as many random
+    words (0 reads none). `wordings` are the prompts of each kind of knowledge: the first alone, all
+    templates, or also the paraphrases. For the others see `JointLayout` and `LinearProbe`.
 
     Raises:
         ConfigError: There are fewer than two kinds of knowledge, a pair of `require_reference` is

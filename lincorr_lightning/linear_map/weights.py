@@ -221,7 +221,7 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
     folder = run if (run / CONFIG_FILE).is_file() else run / "linear_map"
     _require_map(run, folder)
     try:
-        title, read = _title(folder, options.pair), _read(folder, options.pair)
+        title, read = _read(folder, options.pair)
         rows, lines = _of_answer(read, options) if options.label else _of_pair(read, options.n)
         lines += _precision(folder.parent, options.pair)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -243,24 +243,20 @@ def _require_map(run: Path, folder: Path) -> None:
         raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
 
 
-def _title(folder: Path, pair: str) -> str:
+def _read(folder: Path, pair: str) -> tuple[str, PairWeights]:
+    """Return a title and what stands in the files of a pair."""
     config = read_config(folder)
     if pair not in config["pairs"]:
         known = ", ".join(list(config["pairs"])[:8])
         raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
-    ridge, lm = config["pairs"][pair]["ridge"], config["lm"]["name_or_path"]
-    return f"W of {pair} in {lm}, ridge {ridge:g}"
-
-
-def _read(folder: Path, pair: str) -> PairWeights:
-    config = read_config(folder)
+    entry, lm = config["pairs"][pair], config["lm"]["name_or_path"]
     source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
     weight, nearest = _read_weights(folder, pair)
     for matrix in (weight, weight if nearest is None else nearest):
         if matrix.shape != (len(target.texts), len(source.texts)) or not np.isfinite(matrix).all():
             raise ValueError("its numbers of labels and weights differ, or a weight is NaN")
-    reference = config["pairs"][pair].get("reference", ())
-    return PairWeights(source, target, weight, nearest, reference)
+    title = f"W of {pair} in {lm}, ridge {entry['ridge']:g}"
+    return title, PairWeights(source, target, weight, nearest, entry.get("reference", ()))
 
 
 def _of_answer(

@@ -247,8 +247,7 @@ class MapResilience(LMStudy):
         """Score all pairs."""
         fit, test = self.moments.gather_fit().every, self.moments.test.gather()
         if self.stored is not None:
-            names = {pair: "->".join(pair) for pair in self.layout.pairs}
-            self.ridges = {pair: self.stored.ridge[name] for pair, name in names.items()}
+            self.ridges = {pair: self.stored.ridge["->".join(pair)] for pair in self.layout.pairs}
         old = None
         if self._fits_old_maps:
             moments = self.moments_before.gather_fit()
@@ -306,33 +305,26 @@ class MapResilience(LMStudy):
 
 def _cosines(old: FittedMaps, new: FittedMaps) -> dict[Pair, dict[str, Any]]:
     """Return the cosines between two LMs of W, and, where W₀ is known, of W₀ and W - W₀."""
-    cosines = {}
-    weights, vocabulary = (
-        [one.weights(kind) for one in (old, new)] for kind in ("y", "vocabulary")
-    )
-    for pair in weights[0]:
-        w, other = (one[pair] for one in weights)
-        cosines[pair] = {"cosine": number(weight_cosine(w, other))}
-        if pair in vocabulary[0]:
-            w0, other0 = (one[pair] for one in vocabulary)
-            cosines[pair] |= {
-                "same_prompt_cosine": number(weight_cosine(w0, other0)),
-                "rest_cosine": number(weight_cosine(w - w0, other - other0)),
-            }
-    return cosines
+    weights, others = old.weights(), new.weights()
+    sides = {pair: {"cosine": (w, others[pair])} for pair, w in weights.items()}
+    others0 = new.weights("vocabulary")
+    for pair, w0 in old.weights("vocabulary").items():
+        sides[pair]["same_prompt_cosine"] = w0, others0[pair]
+        sides[pair]["rest_cosine"] = weights[pair] - w0, others[pair] - others0[pair]
+    return {
+        pair: {name: number(weight_cosine(*both)) for name, both in by_name.items()}
+        for pair, by_name in sides.items()
+    }
 
 
 def _compare(
     old: PairScore, refitted: PairScore, before: float | None, cosines: dict[str, Any]
 ) -> PairResilience:
     after = old.label_mean
-    names = [one.name for one in fields(PairResilience)]
-    numbers = {name: getattr(old, name) for name in names if hasattr(old, name)}
-    for name in names:
-        if name.startswith("refitted_"):
-            numbers[name] = getattr(refitted, name.removeprefix("refitted_"))
+    both = vars(old) | {f"refitted_{name}": value for name, value in vars(refitted).items()}
+    names = {one.name for one in fields(PairResilience)}
     return PairResilience(
-        **numbers,
+        **{name: value for name, value in both.items() if name in names},
         **cosines,
         before=before,
         after=after,

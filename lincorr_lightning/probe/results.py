@@ -1,6 +1,5 @@
 """The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -96,13 +95,12 @@ def probe_results(
         f"{strengths.pop() if len(strengths) == 1 else ridge}"
     )
     tables = {table.name: table for table in _tables(findings)}
-    matrices = dict(_matrices(scores, f" in {lm}", note))
-    answers = tables["answers"].frame if "answers" in tables else None
+    ending = " of every ordered pair, source to target."
+    drawn = pair_matrices(_MATRICES, scores, ending, f" in {lm}", note)
+    matrices = {table.name: (table, figure) for table, figure in drawn}
     first = next((score.pair for score in scores if score.best_macro_1 is not None), "")
-    alone = []
-    if answers is not None:
-        is_alone = answers["only_w"].fillna(False).astype(bool)
-        alone = answers["answer"][(answers["pair"] == first) & is_alone].tolist()
+    rows = tables["answers"].frame.to_dict("records") if "answers" in tables else []
+    alone = [row["answer"] for row in rows if row["pair"] == first and row["only_w"] is True]
     return Results(
         study="linear_probe",
         values=values,
@@ -184,18 +182,14 @@ def pair_matrices(
             yield table, Figure(name, caption, pairs_heatmap, [table], options)
 
 
-def _matrices(
-    scores: Sequence[PairScore], title_end: str, note: str
-) -> Iterator[tuple[str, tuple[Table, Figure]]]:
-    ending = " of every ordered pair, source to target."
-    for table, figure in pair_matrices(_MATRICES, scores, ending, title_end, note):
-        yield table.name, (table, figure)
-
-
 def _tables(findings: ProbeFindings) -> Iterator[Table]:
     scores, texts = findings.scores, findings.layout.domains
     # Those without the number are last.
-    ranked = sorted(scores, key=lambda x: -number_or(x.excess_over_random, -math.inf))
+    excess = {score.ends: score.excess_over_random for score in scores}
+    ranked = sorted(scores, key=lambda x: (excess[x.ends] is None, -(excess[x.ends] or 0.0)))
+    _, headings, formats = columns_of(PairScore)
+    most = max((score.excess_over_random_labels or 0 for score in scores), default=0)
+    compared = f"{most} answers against {most} words, " if most else ""
     yield Table.of(
         "summary",
         [score.row() for score in ranked],
@@ -203,12 +197,12 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         f"Pairs on {findings.n_test:,} held-out subjects, those with the highest r above random "
         "words first",
         "r per answer (over subjects); of maps from as many random words; above random words: "
-        f"{_compared(scores)}at the same prompts. W right: share of answers (mean by right "
+        f"{compared}at the same prompts. W right: share of answers (mean by right "
         "answer) to which W gives the highest weight; of the nearest word in the LM's head; of the "
         "best baseline. Unrelated prompt: r from the same words after it.",
         headline=True,
-        headings=columns_of(PairScore)[1],
-        formats=columns_of(PairScore)[2],
+        headings=headings,
+        formats=formats,
     )
     yield Table.of("pairs", scores, number_columns(), "Every score of every pair")
     yield Table.of(
@@ -258,40 +252,24 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     yield subjects_table(findings.subjects)
 
 
-def number_or(value: float | None, other: float) -> float:
-    """Return a number, or another one where it is not known."""
-    return other if value is None else value
-
-
-def _compared(scores: Sequence[PairScore]) -> str:
-    most = max((score.excess_over_random_labels or 0 for score in scores), default=0)
-    return f"{most} answers against {most} words, " if most else ""
-
-
 def _answers(findings: ProbeFindings) -> Table:
     """Return the rank of the best right target of each source label, by W and each baseline."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for score in findings.scores:
-        if not score.ranks:
+        reference = findings.layout.references.get(score.ends)
+        if reference is None or not score.ranks:
             continue
-        reference = findings.layout.references[score.ends]
-        assert reference is not None
         source, target = (shown_names(findings.layout.domains[name]) for name in score.ends)
-        columns = [i for i in range(len(source)) if reference[:, i].any()]
-        ranks = {name: each.tolist() for name, each in score.ranks.items()}
-        near = ranks.get("causal_inner_product")
-        for row, i in enumerate(columns):
-            right = [
-                name for name, is_right in zip(target, reference[:, i], strict=True) if is_right
-            ]
-            alone = None if near is None else ranks["W"][row] == 1 < near[row]
+        near = score.ranks.get("causal_inner_product")
+        for row, i in enumerate(np.flatnonzero(reference.any(0))):
+            ranks = {f"rank_{name}": int(each[row]) for name, each in score.ranks.items()}
             rows.append(
                 {
                     "pair": score.pair,
                     "answer": source[i],
-                    "reference": "|".join(right),
-                    "only_w": alone,
-                    **{f"rank_{name}": each[row] for name, each in ranks.items()},
+                    "reference": "|".join(target[j] for j in np.flatnonzero(reference[:, i])),
+                    "only_w": None if near is None else ranks["rank_W"] == 1 < int(near[row]),
+                    **ranks,
                 }
             )
     names = dict.fromkeys(key for row in rows for key in row)

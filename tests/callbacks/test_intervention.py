@@ -111,7 +111,7 @@ def test_moves_are_those_of_the_hidden_states(run):
                 where = part, arm, strength
                 assert own["mean"]["generalized"] == pytest.approx(means["hit"]), where
                 assert own["mean"]["p reference"] == pytest.approx(means["p"], abs=1e-4), where
-                assert own["share"]["p answer"] == pytest.approx(means["share"], rel=1e-3), where
+                assert own["share"]["p reference"] == pytest.approx(means["share"], rel=1e-3), where
     zero, one = (doses[doses["strength"] == x].reset_index()["mean"] for x in (0, 1))
     effects = doses[doses["strength"] == 1].reset_index()
     assert np.allclose(effects["effect"], one - zero)

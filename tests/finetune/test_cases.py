@@ -107,7 +107,6 @@ def test_the_nearest_word_and_its_score_as_a_forecast():
     risks = [0.2 - 0.9, 0.85 - 0.8, 0.2 - 0.9, 0.7 - 0.6, 0.2 - 0.9]
     assert [case.nearest_risk for case in cases] == pytest.approx(risks)
     numbers = case_statistics(cases)
-    assert numbers["vocabulary"] == pytest.approx({"right": 3 / 5, "macro_right": 1 / 3})
     wrong = numbers["nearest"].pop("wrong")
     assert numbers["nearest"] == pytest.approx({"right": 3 / 5, "macro": 1 / 3})
     assert (wrong["n"], wrong["generalized"]) == (2, 0.0)
@@ -125,7 +124,7 @@ def test_the_nearest_word_and_its_score_as_a_forecast():
     (alike,) = case_statistics(cases[1:3])["forecast"].values()
     assert set(alike.values()) == {None}
     of_a_head_without_rows = case_statistics(worked_example())
-    assert of_a_head_without_rows["vocabulary"] is of_a_head_without_rows["forecast"] is None
+    assert of_a_head_without_rows["nearest"] is of_a_head_without_rows["forecast"] is None
 
 
 def test_numbers_against_one_by_one():
