@@ -339,12 +339,14 @@ def _above_best_baseline(cases: Sequence[EditCase]) -> dict[str, Any] | None:
 def _nearest_word_scores(cases: Sequence[EditCase]) -> dict[str, Any]:
     known = [case for case in cases if case.nearest_risk is not None]
     if not known:
-        return dict.fromkeys(("nearest", "forecast", "forecast_default"))
+        return dict.fromkeys(("nearest", "vocabulary", "forecast", "forecast_default"))
     is_right = [case.nearest_risk < 0 for case in known]  # type: ignore[operator]
     macro = functional.macro_mean(list(map(float, is_right)), [case.reference for case in known])
     wrong = [case for case, right in zip(known, is_right, strict=True) if not right]
+    right = fmean(is_right)
     return {
-        "nearest": {"right": fmean(is_right), "macro": macro, "wrong": _shares(wrong)},
+        "nearest": {"right": right, "macro": macro, "wrong": _shares(wrong)},
+        "vocabulary": {"right": right, "macro_right": macro},  # as earlier versions
         "forecast": {DEFAULT_FORECAST: _forecast_scores(known)},
         "forecast_default": DEFAULT_FORECAST,
     }
