@@ -32,7 +32,9 @@ def test_a_run_leaves_its_numbers_or_its_error(
     monkeypatch.setattr(run, "cost_of", cost_of)
     options = "fit", "--config", "configs/linear_probe.yaml", "--data.n_subjects=60"
     for name, knowledge in (("probe", "[city, country]"), ("wrong", "[cities]")):
-        one = run.Run(name, (*options, f"--model.knowledge={knowledge}"), ("pairs",), ("random_words",))
+        one = run.Run(
+            name, (*options, f"--model.knowledge={knowledge}"), ("pairs",), ("random_words",)
+        )
         run.execute(one, TINY_WORLD, tmp_path / "lm")
     found = json.loads((tmp_path / "lm" / "probe.json").read_text())
     assert {pair["source"] for pair in found["results"]["pairs"]} == {"city", "country"}
