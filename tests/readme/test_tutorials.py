@@ -31,7 +31,7 @@ def run(path: Path) -> Iterator[tuple[str, bool]]:
     for cell in cells(path):
         *body, last = ast.parse("".join(cell["source"])).body
         if isinstance(last, ast.Expr):
-            last = ast.Assign([ast.Name("_", ast.Store())], last.value, lineno=last.lineno)
+            last = ast.copy_location(ast.Assign([ast.Name("_", ast.Store())], last.value), last)
         code = ast.fix_missing_locations(ast.Module([*body, last], []))
         names["_"] = None
         with redirect_stdout(io.StringIO()) as printed:
