@@ -110,7 +110,6 @@ def test_figures_are_not_in_the_user_s_style(style: dict[str, Any]) -> None:
 
 
 def test_a_figure_is_shown_in_a_notebook_as_it_was_changed() -> None:
-    """By `_repr_png_`, which a matplotlib figure has not."""
     matrix = DataFrame([[0.5]], ["a"], ["b"])
     with drawn_figures():
         drawn = results.Figure("name", "caption", lambda: correlation_heatmap(matrix, "a title"))
