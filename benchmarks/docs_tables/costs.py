@@ -165,7 +165,7 @@ def costs(machine: Machine) -> Iterable[Cost]:
     minutes = forecast.seconds / 60
     yield Cost("forecast, 150 edits", None, None, 0, forecast.peak / 1024, minutes, 0.0)
     start = measured("commands", command="main job").wall
-    each = f"the same, {N_EDITS} edited LMs"
+    each = f"{N_EDITS} LMs of one edit"
     works = [
         probe(start),
         edits(start),
