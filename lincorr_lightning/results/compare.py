@@ -14,7 +14,6 @@ from pandas.api.types import is_bool_dtype, is_float_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import load_yaml
-from lincorr_lightning.results.differences import difference_of_means
 from lincorr_lightning.results.figures import differences_figure, points_figure
 from lincorr_lightning.results.results import MAX_SENTENCES, SHARED_KEYS, Figure, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun
@@ -331,6 +330,8 @@ def _sums_of_units(table: Table, mean: Mean, by: Mapping[str, Any]) -> tuple[_FL
 def _over_units(sums: _FLOATS, counts: _FLOATS, is_share: bool) -> dict[str, Any]:
     both = sums.sum(0) / counts.sum(0)
     n = [*(counts > 0).sum(0), (counts > 0).all(1).sum()]
+    from lincorr_lightning.results.differences import difference_of_means  # and SciPy
+
     return {
         **dict(zip(_SIDES, both, strict=True)),
         **difference_of_means(sums, counts, is_share)._asdict(),

@@ -45,7 +45,7 @@ def test_a_curve_of_folders_and_of_checkpoints(lms: Path, tmp_path: Path) -> Non
         assert row["random_label_mean"] == pair["baselines"]["random_source_labels"]["mean"]
         assert row["macro_1"] == pair["precision"]["macro"]["1"]
     assert output.read_bytes().startswith(b"\x89PNG")
-    assert curve.verdict[0].startswith("r of city->country by step: ")
+    assert curve.verdict[0].startswith("r by step: ")
     files = [lms / f"epoch=7-step={n}.ckpt" for n in steps]
     same = compare(*files, "--lm", lms / "checkpoint-3", "--key_prefix", "net.lm.")
     assert same.tables[0].frame.iloc[:, :-1].equals(frame.iloc[:, :-1])

@@ -77,7 +77,7 @@ def test_finished_runs_are_read_without_torch_or_figures(tmp_path: Path) -> None
     assert not imported(*lincorr, "weights", f"{run}", "city->country", "Rome") & HEAVY
     found = imported(*lincorr, "report", f"{run}", "--output", f"{tmp_path / 'page'}")
     assert not found & (HEAVY | {"matplotlib"})
-    assert (tmp_path / "page" / "report.html").read_text().count("data:image/png") > 3
+    assert (tmp_path / "page" / "report.html").read_text().count("data:image/png") >= 3
 
 
 def test_help_of_settings_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

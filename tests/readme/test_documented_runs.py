@@ -207,11 +207,10 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         key=lambda block: "StopAtLeak" in block,
     )
-    readme, index, *_ = with_own_files(correlating)
-    (api,) = (block for block in correlating if "runs/my_probe" in block)
-    for block in readme, index:
-        exec(compile(block, "README.md", "exec"), {})
-        assert capsys.readouterr().out.split() == blocks("text")[0].split()
+    readme = correlating[0]
+    (api,) = with_own_files([block for block in correlating if "runs/my_probe" in block])
+    exec(compile(readme, "README.md", "exec"), {})
+    assert capsys.readouterr().out.split() == blocks("text")[0].split()
     assert Path("weights.pdf").is_file()
     script: dict[str, Any] = {"__name__": "readme"}
     exec(compile(own_module, "own_module.md", "exec"), script)
