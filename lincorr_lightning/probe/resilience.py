@@ -354,7 +354,7 @@ def resilience_results(
         "summary",
         sorted(pairs, key=lambda one: math.inf if one.kept is None else one.kept),
         ["pair", *shown],
-        f"Label-wise r of the old maps on {about['n_test']:,} held-out subjects",
+        f"r of the old maps on {about['n_test']:,} held-out subjects",
         "By the fraction of the refitted map's r that the old map keeps. Random words need "
         f"model.before. {about['warning'] or ''}",
         headline=True,
@@ -363,7 +363,7 @@ def resilience_results(
         f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "
         f"held-out subjects; refitted on {about['n_fit']:,}"
     )
-    ending = ": label-wise correlation of every ordered pair."
+    ending = ": r per answer of every ordered pair."
     matrices = list(pair_matrices(_MATRICES, pairs, ending, "", note))
     return Results(
         study="resilience",

@@ -197,7 +197,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         f"Pairs on {findings.n_test:,} held-out subjects, those with the highest r above random "
         "words first",
         "r per answer (over subjects); of maps from as many random words; above random words: "
-        f"{compared}at the same prompts. W right: share of answers (mean by right "
+        f"{compared}not the difference of these. W right: share of answers (mean by right "
         "answer) to which W gives the highest weight; of the nearest word in the LM's head; of the "
         "best baseline. Unrelated prompt: r from the same words after it.",
         headline=True,

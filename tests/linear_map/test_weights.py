@@ -49,9 +49,9 @@ def test_top_and_rank(run: Path) -> None:
         assert list(frame.columns) == columns
         # Equal weights share a rank, and come in the order of the labels.
         rows = [
-            ("Italy", 2.0, 1, True, 1, 1),
+            ("Italy", 2.0, 1, True, 1, 2),
             ("France", 0.5, 2, False, 3, 1),
-            ("South (South Korea, South Africa)", 0.5, 2, False, 2, 1),
+            ("South (South Korea, South Africa)", 0.5, 2, False, 2, 3),
         ]
         assert list(frame.itertuples(index=False, name=None)) == rows
         for city, column in zip(CITIES, np.array(W).T, strict=True):
@@ -96,7 +96,7 @@ def test_the_command_shows_the_same_rows(run: Path, capsys: pytest.CaptureFixtur
         "   1    4.00  Peru",
         "   2    0.10  France",
         "South (South Korea, South Africa), right: rank 4 of 4 by W, 2 by the nearest word, "
-        "1 by a constant answer.",
+        "3 by a constant answer.",
         "W is wrong.",
     ]
     for folder in (run, run / "linear_map"):
@@ -123,8 +123,8 @@ def test_it_lists_what_w_alone_gets_right(run: Path, capsys: pytest.CaptureFixtu
     ]
     assert (run / "all.csv").read_text().splitlines() == [
         "answer,reference,rank,rank_nearest,rank_constant",
-        "Paris,France,1,2,3",
-        "Rome,Italy,1,1,3",
+        "Paris,France,1,2,1",
+        "Rome,Italy,1,1,2",
         '"Seoul","South (South Korea, South Africa)",4,2,3'.replace('"Seoul"', "Seoul"),
     ]
     lines(capsys, run, PAIR, "Rome", "--csv", run / "rome.csv")
