@@ -189,7 +189,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     ranked = sorted(scores, key=lambda x: (excess[x.ends] is None, -(excess[x.ends] or 0.0)))
     _, headings, formats = columns_of(PairScore)
     most = max((score.excess_over_random_labels or 0 for score in scores), default=0)
-    compared = f"{most} answers against {most} words, " if most else ""
+    compared = f"of up to {most} answers and as many words, " if most else ""
     yield Table.of(
         "summary",
         [score.row() for score in ranked],
