@@ -156,16 +156,19 @@ class Results:
     verdict: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        """Return the verdict, and what there is to take out."""
+        """Return the verdict, headline tables in part, and what there is to take out."""
+        from lincorr_lightning.results.saved_run import table_text  # which imports this module
+
         on = f" of {self.lm['name_or_path']}" if self.lm else ""
+        headlines = table_text(table.first(5) for table in self.all_tables if table.headline)
         parts = {
             "tables": [f"{table.name} ({len(table):,})" for table in self.all_tables],
             "figures": [figure.name for figure in self.all_figures],
-            "values": [key for key in self.values if key not in SHARED_KEYS],
         }
         lines = (f"{kind + ':':<9}{', '.join(names)}" for kind, names in parts.items() if names)
         wrap = partial(textwrap.fill, width=100, subsequent_indent=" " * 9)
-        return "\n".join([f"{self.study}{on}", *self.all_sentences, *map(wrap, lines)])
+        head = [f"{self.study}{on}", *self.all_sentences]
+        return "\n".join([*head, "", headlines, *map(wrap, lines)])
 
     def _repr_html_(self) -> str:
         """Return the verdict and the headline tables, for notebooks."""

@@ -104,9 +104,8 @@ class SavedRun(Results):
         )
 
     def __repr__(self) -> str:
-        """Return a summary: that of `Results`, the folder, and headline tables in part."""
-        tables = table_text(table.first(5) for table in self.tables if table.headline)
-        return f"{super().__repr__()}\nfolder:  {self.folder}\n\n{tables}".rstrip()
+        """Return a summary: that of `Results`, and the folder."""
+        return f"{super().__repr__()}\nfolder:  {self.folder}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``."""

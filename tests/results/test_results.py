@@ -172,7 +172,7 @@ def test_numbers_of_a_data_frame_are_numbers(tmp_path: Path) -> None:
 def test_a_run_is_shown_as_a_summary(tmp_path: Path) -> None:
     """Of what was measured, and of the headline tables of a saved run."""
     results = small_results()
-    for text in ("linear_probe of tiny-world", "pairs (2), edits (1)", "matrix, edits", "n_fit"):
+    for text in ("linear_probe of tiny-world", "pairs (2), edits (1)", "matrix, edits", "0.99"):
         assert text in repr(results)
     results.write(tmp_path)
     for part in results.included:
