@@ -58,7 +58,8 @@ def test_a_picture_has_the_cells_of_its_heat_maps() -> None:
         axes.set_xticks(np.arange(4) + 0.5, list("wxyz"))
         axes.set(yticks=np.arange(3) + 0.5, yticklabels=['"', "</b>", "->"], xlabel="to")
     axes.invert_yaxis()
-    picture = Image.open(BytesIO(to_png(figure)))
+    with drawn_figures():
+        picture = Image.open(BytesIO(plots.to_png(figure)))
     maps = json.loads(picture.info["lincorr_cells"])
     assert [each["axes"] for each in maps] == [["", "to"]] * 2
     for each in maps:
