@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.io import atomic_write, write_csv
+from lincorr_lightning.results.console import table_text
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.results.saved_run import table_text
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.terminal import write_out
 

@@ -10,7 +10,7 @@ import pytest
 
 from lincorr_lightning import terminal
 from lincorr_lightning.cli import console
-from lincorr_lightning.results.saved_run import table_text
+from lincorr_lightning.results.console import table_text
 from lincorr_lightning.results.table import Table
 
 HOSTILE = "\x1b[31mred\x1b]0;t\x07\x9b31m\r\u202e\u2066\u200f\u2028 [bold]b[/x] :smile:\\"

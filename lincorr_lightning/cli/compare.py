@@ -9,9 +9,10 @@ from typing import Any
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.results.compare import compare_runs, readable
+from lincorr_lightning.results.console import sentences_text, table_text
 from lincorr_lightning.results.report import PageSection, page_text, write_page
 from lincorr_lightning.results.results import RESULTS_FILE, Results
-from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, sentences_text, table_text
+from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun
 from lincorr_lightning.terminal import write_out
 
 _MAX_CONSOLE_ROWS = 5

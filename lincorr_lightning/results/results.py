@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, regular_file, write_json
+from lincorr_lightning.results.console import table_text
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
 
@@ -157,8 +158,6 @@ class Results:
 
     def __repr__(self) -> str:
         """Return the verdict, headline tables in part, and what there is to take out."""
-        from lincorr_lightning.results.saved_run import table_text  # which imports this module
-
         on = f" of {self.lm['name_or_path']}" if self.lm else ""
         headlines = table_text(table.first(5) for table in self.all_tables if table.headline)
         parts = {
