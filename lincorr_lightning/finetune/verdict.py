@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lincorr_lightning.results.table import clean, percent, show
+from lincorr_lightning.results.table import clean, percent, points, show
 
 BASELINES = {"causal_inner_product": "the nearest word", "constant": "one constant answer"}
 _FEW = 0.9  # share of learned edits below which the other shares say little
@@ -119,5 +119,4 @@ def _compared(low: float | None, high: float | None, less: str, other: str) -> s
         return f"too few different answers to say whether more than {other}"
     if low > 0 or high < 0:
         return f"{'more' if low > 0 else less} than {other}"
-    ends = " to ".join(show(100 * end, "+.0f") for end in (low, high))
-    return f"no more than {other} ({percent(0.95)}: {ends} points)"
+    return f"no more than {other} ({points(low, high, bound=1)})"

@@ -36,8 +36,8 @@ from lincorr_lightning.results.table import (
     column,
     columns_of,
     percent,
+    points,
     short_name,
-    show,
 )
 from lincorr_lightning.study import LMStudy, as_settings
 
@@ -381,8 +381,7 @@ def _verdict(pairs: Sequence[PairResilience]) -> Iterator[str]:
     if both:
         share, words = map(fmean, zip(*both, strict=True))
         low, high = mean_interval(torch.tensor([kept - other for kept, other in both]))
-        ends = f"{show(100 * low, '+.0f')} to {show(100 * high, '+.0f')} points"
-        more = f"{'more' if low > 0 else 'no more'} than random words ({percent(0.95)}: {ends})"
+        more = f"{'more' if low > 0 else 'no more'} than random words ({points(low, high)})"
         yield (
             f"The old maps keep {percent(share)} of r, a mean over {len(both)} pairs, and maps of "
             f"random words {percent(words)}: "

@@ -6,7 +6,7 @@ from lincorr_lightning.errors import listed
 from lincorr_lightning.functional import HALF_DECADES
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
-from lincorr_lightning.results.table import clean, percent, show
+from lincorr_lightning.results.table import clean, percent, points, show
 
 _NOTABLE = 0.2  # r, below which a ridge does not matter
 BASELINES = {
@@ -44,9 +44,7 @@ def conclusion(score: PairScore) -> str:
         return "W knows more than the vocabulary"
     if high < 0:
         return f"W knows less than {'a constant answer' if is_constant else 'the vocabulary'}"
-    interval = f"(95\N{NO-BREAK SPACE}%: {100 * low:+.0f} to {100 * high:+.0f} points)".replace(
-        "-", "−"
-    )
+    interval = f"({points(low, high, bound=1)})"
     other = "is no better than a constant answer" if is_constant else "knows no more than the "
     return f"W {other}{'' if is_constant else 'vocabulary'} {interval}"
 

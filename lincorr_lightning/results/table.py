@@ -55,6 +55,17 @@ def percent(share: float | None) -> str:
     return show(share, ".0%").replace("%", "\N{NO-BREAK SPACE}%")
 
 
+def points(low: float, high: float, bound: float = math.inf) -> str:
+    """Return the 95 % interval of a difference in points, which is at most the `bound`.
+
+    Example:
+        >>> points(-1.28, 0.08, bound=1).replace("\N{NO-BREAK SPACE}", " ")
+        '95 %: −100 to +8 points'
+    """
+    ends = (show(100 * min(max(end, -bound), bound), "+.0f") for end in (low, high))
+    return f"{percent(0.95)}: {' to '.join(ends)} points"
+
+
 @dataclass(frozen=True)
 class Mean:
     """How a number follows from a table: the mean of a column, or its share of a text.
