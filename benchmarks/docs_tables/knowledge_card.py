@@ -159,7 +159,11 @@ def tables(
         name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
         for name, tokenizer in tokenizers.items()
     }
-    families = {family.replace("_", "-"): catalogue.select([family]) for family in FAMILIES}
+    families = {
+        family.replace("_", "-"): catalogue.select([family])
+        for family in FAMILIES
+        if family != "control"  # which is not the paper's
+    }
     files = built_in_files().items()
     sources = [(Path(name).stem, " ".join(file.source.split())) for name, file in files]
     prompts = [

@@ -6,7 +6,8 @@ from functools import cached_property
 
 LANGUAGES = ("en", "es", "fr", "de", "zh", "ja")
 """Languages in which entities may be named; each is a key of a knowledge file."""
-FAMILIES = ("attribute", "cross_language", "simile", "math")  #: Of prompts (paper, section 3.3).
+FAMILIES = ("attribute", "cross_language", "simile", "math", "control")
+"""Of prompts: those of the paper (section 3.3), and unrelated knowledge in their sentences."""
 UNSPACED_LANGUAGES = frozenset({"zh", "ja"})
 """Languages whose answers follow the prompt without a space, unless a file says otherwise."""
 

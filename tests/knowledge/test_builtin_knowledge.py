@@ -77,12 +77,32 @@ def identities(knowledge):
 
 
 def test_attributes_are_the_papers(catalogue):
-    assert len(catalogue) == 110
+    assert len([one for one in catalogue.values() if one.family != "control"]) == 110
     for name, (template, _) in ATTRIBUTES.items():
         knowledge = catalogue[name]
         assert knowledge.template == template
         assert (knowledge.family, knowledge.language) == ("attribute", "en")
         assert knowledge.leading_space
+
+
+def test_controls_say_unrelated_things_in_the_sentences_of_each_family(catalogue):
+    """At least four of each differ from prompts of the paper in one word before the answer."""
+    controls = catalogue.select(["control"])
+    alike = {"attribute": 0, "cross_language": 0, "simile": 0, "math": 0}
+    for control in controls:
+        words = re.findall(r"\w+|\W", control.template)
+        families = set()
+        for other in catalogue.values():
+            theirs = re.findall(r"\w+|\W", other.template)
+            if other.family != "control" and len(theirs) == len(words):
+                n_other = sum(a != b for a, b in zip(words, theirs, strict=True))
+                families |= {other.family} if n_other <= 2 else set()
+            for pair in (f"{control.name}->{other.name}", f"{other.name}->{control.name}"):
+                assert catalogue.relation(pair).reference is None, pair
+        assert families, control.template
+        for family in families:
+            alike[family] += 1
+    assert min(alike.values()) >= 4, alike
 
 
 def test_paraphrases_are_other_prompts_of_the_same_answers(catalogue):

@@ -126,7 +126,7 @@ def test_a_relation_is_written_with_one_arrow(catalogue):
 
 def test_select_keeps_order_and_takes_each_once(catalogue):
     families = list(dict.fromkeys(knowledge.family for knowledge in catalogue.values()))
-    assert families == ["attribute", "cross_language", "simile", "math"]
+    assert families == ["attribute", "cross_language", "simile", "math", "control"]
 
     def names(*wanted):
         return [knowledge.name for knowledge in catalogue.select(wanted)]
