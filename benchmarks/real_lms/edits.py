@@ -191,17 +191,23 @@ def drawn(group: npt.NDArray[np.int64], n_samples: int, rng: np.random.Generator
     return np.concatenate([np.ones((1, n)), samples])
 
 
-def areas(run: EditRun, risk: str, weights: FLOATS, within: bool = False) -> FLOATS:
-    """Return the AUROC of a risk in each sample of references, ``(n_samples,)``; NaN without pairs.
+def areas(
+    values: FLOATS,
+    failed: npt.NDArray[np.bool_],
+    group: npt.NDArray[np.int64],
+    weights: FLOATS,
+    within: bool = False,
+) -> FLOATS:
+    """Return the AUROC of a risk for edits that failed, in each sample of references.
 
-    With `within`, over pairs with one reference. `weights` are those of `drawn`.
+    The risk, whether an edit failed, and the number of its reference are ``(n,)``; `weights` are
+    those of `drawn`. With `within`, it is over pairs with one reference; NaN without any.
     """
-    values = run.risk(risk)
-    above = values[run.failed][:, None]
-    below = values[~run.failed]
+    above = values[failed][:, None]
+    below = values[~failed]
     order = (above > below) + (above == below) / 2
-    first = run.group[run.failed]
-    second = run.group[~run.failed]
+    first = group[failed]
+    second = group[~failed]
     with np.errstate(invalid="ignore"):
         if within:
             same = first[:, None] == second
@@ -223,7 +229,10 @@ def mean_areas(runs: Sequence[EditRun], risk: str, within: bool = False) -> FLOA
     rng = np.random.default_rng(0)
     n = len(runs)
     chosen = rng.integers(n, size=(n, N_RESAMPLES))
-    found = [areas(run, risk, drawn(run.group, n * N_RESAMPLES, rng), within) for run in runs]
+    found = [
+        areas(run.risk(risk), run.failed, run.group, drawn(run.group, n * N_RESAMPLES, rng), within)
+        for run in runs
+    ]
     samples = np.array([area[1:].reshape(n, N_RESAMPLES) for area in found])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a sample without pairs

@@ -54,7 +54,7 @@ def plan(n_parameters: int, texts: str | None) -> Iterator[Run]:
     size = next(size for size in PLAN["sizes"] if n_parameters <= size["n_parameters"])
     paper_knowledge = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     values = size | {
-        "knowledge": json.dumps(KNOWLEDGE),
+        **{name: json.dumps(PLAN[name]) for name in ("knowledge", "paraphrased", "wording")},
         "paper_pairs": json.dumps(PAPER_PAIRS),
         "paper_knowledge": json.dumps([*paper_knowledge, "pet"]),
         "texts_file": texts,
@@ -123,8 +123,7 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: results[key] for key in (*run.keep, "lm") if key in results}
     kept["lm"] = {**kept["lm"], "name_or_path": Path(kept["lm"]["name_or_path"]).name}
     if "pairs" in kept:
-        keys = PLAN["pair_keys"]
-        kept["pairs"] = [{key: pair[key] for key in keys if key in pair} for pair in kept["pairs"]]
+        kept["pairs"] = [short_pair(pair) for pair in kept["pairs"]]
     if "ridge_path" in kept:  # of all pairs it would be most of the file
         kept["ridge_path"] = [path for path in kept["ridge_path"] if pair_name(path) in RELATIONS]
     if "dimension_loss" in kept:
@@ -137,6 +136,13 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
             }
             level["overlap"] = {"2": level["overlap"]["2"]}
     return kept
+
+
+def short_pair(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a pair; most have no reference, and little is known of them."""
+    of_known = PLAN["known_pair_keys"] if pair["precision"] is not None else []
+    short = {key: pair[key] for key in (*PLAN["pair_keys"], *of_known) if key in pair}
+    return {key: value for key, value in short.items() if value is not None}
 
 
 def main(

@@ -93,7 +93,7 @@ def test_auroc_is_that_of_scikit_learn() -> None:
     assert within == pytest.approx(np.average(parts, weights=n_pairs))
     # A sample that has the first answer twice and no other has its pairs alone.
     alone = np.array([[2.0 * (number == edited.group[0]) for number in range(6)]])
-    drawn = edits.areas(edited, edits.NEAREST, alone)
+    drawn = edits.areas(risk, edited.failed, edited.group, alone)
     assert drawn == pytest.approx(parts[group[0]])
 
 

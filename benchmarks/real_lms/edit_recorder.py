@@ -1,0 +1,328 @@
+"""What edits do to an LM, edit by edit and step by step: a callback that keeps it in one file.
+
+A run with this callback, of ``ripples.py``, leaves an ``.npz`` of what every question about its
+edits is answered from, without the LM: see `EditRecorder`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from benchmarks.common import write_numbers
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
+from lincorr_lightning.finetune.batches import EditBatch, answer_losses
+from lincorr_lightning.finetune.cases import EditAnswers, Logits
+from lincorr_lightning.finetune.edits import nearness
+from lincorr_lightning.knowledge import Domain
+from lincorr_lightning.linear_map.fitting import fit_linear_map
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.lm.query_cache import Query
+from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
+from lincorr_lightning.results.results import Results
+
+NOBODY = ("The weather today is", "My favorite book is about")
+"""Prompts without a person: an edit that puts its target there has changed everything."""
+CONTROLS = ("color", "pet")
+N_PARAPHRASES = 2
+UNITS = {
+    **dict.fromkeys(("change", "others_change", "predicted"), 1 / 8),
+    **dict.fromkeys(("before", "in_context", "prior", "context_of_other"), 1 / 16),
+    **dict.fromkeys(("nearest", "cosine"), 1 / 256),
+    **dict.fromkeys(("W", "W0"), 1 / 512),
+    **dict.fromkeys(("gradient", "others_gradient"), 1 / 64),
+}
+"""What a unit of the stored integers is worth; logits of an edit change by about 1 to 10."""
+
+
+@dataclass
+class RecorderState(RelationState):
+    """What a recorder keeps of the LM before training."""
+
+    arrays: dict[str, Tensor] = field(default_factory=dict)
+
+
+class EditRecorder(RelationCallback):
+    """Keeps what each edit does after each of some steps, in a file of arrays.
+
+    ``n`` edits, ``s`` steps of `steps`, ``t`` target labels and ``m`` other people give, with
+    labels as their numbers in the target's domain:
+
+    - ``probability`` ``(s, n)`` of the taught answer, the geometric mean over its tokens;
+      ``learned`` ``(s, n)``, whether its label leads;
+    - ``own`` ``(s, n)``, ``others`` ``(s, n, m)``, ``nobody`` ``(s, n, 2)``, ``paraphrases``
+      ``(s, n, p)``: the leading target label at the edit's own target prompt, at that of other
+      people, at `NOBODY`, and at other wordings; ``controls`` ``(s, n, c)``, whether the leading
+      label of an unrelated prompt is that of before;
+    - ``change``, ``others_change``, ``predicted`` ``(k, n, t)``, after `kept` steps: the change of
+      the target's logits, its mean over the other people, and W · ΔF of the source (plain W);
+      ``others_taught`` ``(k, n, m)``, whether the taught label leads at their source prompts;
+    - ``before`` ``(n, t)``, target logits before training; ``in_context`` ``(n, t)``, the same
+      after the taught statement; ``before_others`` and so on, the labels that lead before training;
+    - ``W``, ``W0``, ``nearest``, ``cosine`` ``(n, t)``: how near the labels are to the taught one,
+      by the map (``ridge: auto``), the vocabulary's map, the nearest word and the cosine of the
+      head's rows;
+    - ``reference`` ``(n, t)``, labels that are right; ``prior`` ``(t,)``, the target's logits, mean
+      over other people.
+
+    Args:
+        path: File of the arrays, ending in ``.npz``; what they are of is beside it, in ``.json``.
+        steps: Steps after which the edits are measured, from 1.
+        kept: Those of them whose changes are kept.
+        n_others: Number of other people.
+        others_kind: Which strings they are.
+        n_subjects: Number of subjects that maps are fitted on.
+        seed: Seed of the other people.
+        about: What else is to be written beside the arrays.
+    """
+
+    study = "edit_recorder"
+    state_class = RecorderState
+
+    def __init__(
+        self,
+        path: str,
+        steps: list[int],
+        kept: list[int],
+        n_others: int = 8,
+        others_kind: SubjectKind = "names",
+        n_subjects: int = 1000,
+        seed: int = 0,
+        about: dict[str, Any] | None = None,
+        relation: str | None = None,
+    ) -> None:
+        super().__init__(relation)
+        self.path = Path(path)
+        self.steps = steps
+        self.kept = kept
+        self.n_others = n_others
+        self.others_kind = others_kind
+        self.seed = seed
+        self.about = about or {}
+        self.map = RelationMap("EditRecorder", None, "auto", n_subjects)
+
+    def open(self) -> Iterable[str]:
+        run = self.run
+        tokenizer = run.cache.lm.tokenizer
+        self._at = self.measured_relation(CONTROLS)
+        self._resolved = self._at.resolve_edits(None, "EditRecorder.edits")
+        self.others = sample_up_to(
+            tokenizer,
+            self.n_others,
+            self._resolved.subjects,
+            self.seed + 1,
+            self.others_kind,
+        )
+        run.measured.update([*self._resolved.subjects, *self.others])
+        target = self._at.tokenized.target
+        self.wordings = [
+            replace(target.knowledge, template=text)
+            for text in target.knowledge.paraphrases[:N_PARAPHRASES]
+        ]
+        self._w0 = replace(
+            self._at.tokenized,
+            target=replace(
+                target,
+                knowledge=replace(
+                    target.knowledge, template=self._at.tokenized.source.knowledge.template
+                ),
+            ),
+        )
+        self.map.announce(self._at)
+        run.announce(JointLayout.of_relation(self._w0), self.map.n_subjects)
+        return []
+
+    def prepare(self) -> None:
+        if self.state.arrays:
+            return
+        run, relation, edits = self.run, self._at.tokenized, self._resolved.edits
+        name, n = relation.name, len(edits)
+        answers = EditAnswers.of(edits, {"target": torch.zeros(0, len(relation.target.labels))}, {})
+        self.state.base = self._read(self._queries_of(range(n), [None] * n), n)
+        weight, _, ridge = self.map.fit(self._at)
+        self.plain = self.map.fit(self._at, 0.0)[0]
+        subjects = run.fit_subjects(self.map.n_subjects)
+        w0 = fit_linear_map(run.cache.lm, self._w0, subjects, ridge, run.reader()).weight(name)
+        near = nearness(run.nearest_words, relation)
+        head = run.cache.lm.head_rows()
+        assert near is not None
+        assert head is not None
+        rows = [head.rows(side.token_ids).double() for side in (relation.source, relation.target)]
+        rows = [torch.nn.functional.normalize(side - side.mean(0), dim=1) for side in rows]
+        stated = [
+            relation.source.knowledge.statement(edit.subject, edit.answer)
+            + ". "
+            + relation.target.knowledge.prompt(edit.subject)
+            for edit in edits
+        ]
+        in_context, nobody = run.cache.read(
+            [
+                ([Query(prompt) for prompt in stated], relation.target.token_ids),
+                ([Query(prompt) for prompt in NOBODY], relation.target.token_ids),
+            ]
+        )
+        base = self.state.base
+        self.state.arrays = {
+            "labels": answers.labels,
+            "reference": answers.reference,
+            "before": base["target"],
+            "in_context": in_context,
+            "before_source": base["source"].argmax(1),
+            "before_others": base["others_logits"][0].argmax(1),
+            "before_others_source": base["others_source"][0],
+            "before_nobody": nobody.argmax(1),
+            "before_paraphrases": base["paraphrases"],
+            "prior": base["others_logits"][0].mean(0),
+            "W": weight.T[answers.labels],
+            "W0": w0.T[answers.labels],
+            "nearest": near.T[answers.labels],
+            "cosine": (rows[0] @ rows[1].T)[answers.labels],
+        }
+        self.ridge = ridge
+
+    def _queries_of(
+        self, ids: Sequence[int], adapters: Sequence[int | None], with_sources: bool = True
+    ) -> list[tuple[list[Query], Domain]]:
+        """Return the prompts of edits, and what is read after them, in the order of `_read`.
+
+        Those of other people's sources are left out without `with_sources`.
+        """
+        subjects = [self._resolved.subjects[i] for i in ids]
+        target = self._at.domains["target"]
+        queries = self._at.queries(subjects, adapters)
+        parts = [(part, self._at.domains[name]) for name, part in queries.items()]
+
+        def of_all(prompts: Sequence[tuple[str, str]]) -> tuple[list[Query], Domain]:
+            rows = [Query(text, one, who) for one in adapters for text, who in prompts]
+            return rows, target
+
+        source = self._at.domains["source"]
+        parts.append(of_all([(target.knowledge.prompt(one), one) for one in self.others]))
+        prompts = [(source.knowledge.prompt(one), one) for one in self.others]
+        taught, _ = of_all(prompts if with_sources else [])
+        parts.append((taught, source))
+        parts.append(of_all([(text, "") for text in NOBODY]))
+        wordings = [
+            Query(wording.prompt(subject), one, subject)
+            for subject, one in zip(subjects, adapters, strict=True)
+            for wording in self.wordings
+        ]
+        return [*parts, (wordings, target)]
+
+    def _read(self, parts: list[tuple[list[Query], Domain]], n: int) -> Logits:
+        logits = self.run.cache.read([(part, domain.token_ids) for part, domain in parts])
+        named = dict(zip(self._at.domains, logits, strict=False))
+        others, others_source, nobody, wordings = logits[len(named) :]
+        controls = [x.argmax(1) for name, x in named.items() if name not in ("source", "target")]
+        return {
+            "source": named["source"],
+            "target": named["target"],
+            "controls": torch.stack(controls, 1),
+            "others_logits": others.view(n, len(self.others), -1),
+            "others_source": others_source.argmax(1).view(n, -1)
+            if len(others_source)
+            else others_source,
+            "nobody": nobody.argmax(1).view(n, len(NOBODY)),
+            "paraphrases": wordings.argmax(1).view(n, len(self.wordings)),
+        }
+
+    def before_batch(self, edits: EditBatch | None) -> None:
+        assert edits is not None
+        is_kept = edits.step + 1 in self.kept
+        self._parts = self._queries_of(edits.ids, range(len(edits.ids)), is_kept)
+        if edits.step + 1 in self.steps:
+            self._at.prefetch({str(i): part for i, (part, _) in enumerate(self._parts)})
+
+    def after_update(self, edits: EditBatch | None) -> None:
+        assert edits is not None
+        step = edits.step + 1
+        if step not in self.steps or not edits.edits:
+            return
+        base = {key: rows[edits.ids] for key, rows in self.state.base.items()}
+        n = len(edits.ids)
+        now = self._read(self._parts, n)
+        contexts = self.run.cache.contexts(range(n))
+        with torch.no_grad():
+            if contexts is None:
+                losses = answer_losses(self.run.cache.lm.model, edits)
+            else:
+                with contexts(range(n)):
+                    losses = answer_losses(self.run.cache.lm.model, edits)
+        kept = {
+            "probability": (-losses.double()).exp().cpu(),
+            "learned": now["source"].argmax(1) == self.state.arrays["labels"][edits.ids],
+            "own": now["target"].argmax(1),
+            "others": now["others_logits"].argmax(2),
+            "nobody": now["nobody"],
+            "paraphrases": now["paraphrases"],
+            "controls": now["controls"] == base["controls"],
+        }
+        if step in self.kept:
+            taught = self.state.arrays["labels"][edits.ids]
+            kept["others_taught"] = now["others_source"] == taught[:, None]
+            kept["change"] = now["target"] - base["target"]
+            kept["others_change"] = (now["others_logits"] - base["others_logits"]).mean(1)
+            kept["predicted"] = (now["source"] - base["source"]) @ self.plain.T
+        self.state.keep(edits, kept)
+
+    def finish(self) -> Results:
+        by_step = self.state.readings_by_step()
+        rows = [logits for _, (logits,) in by_step.values()]
+        arrays = {key: x.numpy() for key, x in self.state.arrays.items()}
+        for key in dict.fromkeys(key for row in rows for key in row):
+            arrays[key] = np.stack([row[key].numpy() for row in rows if key in row])
+        relation = self._at.tokenized
+        about = {
+            **self.about,
+            "relation": relation.name,
+            "steps": [step + 1 for step in by_step],
+            "kept": [step for step in self.kept if step - 1 in by_step],
+            "ridge": self.ridge,
+            "subjects": self._resolved.subjects,
+            "answers": [edit.answer for edit in self._resolved.edits],
+            "targets": [*relation.target.texts],
+            "n_sources": len(relation.source.labels),
+            "others": self.others,
+            "wordings": [wording.template for wording in self.wordings],
+        }
+        write_arrays(self.path, arrays)
+        write_numbers(self.path.with_suffix(".json"), json.loads(json.dumps(about)))
+        return Results(self.name, {"path": self.path.name})
+
+
+def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write arrays as integers of `UNITS` where there is one, low and high bytes apart."""
+    stored: dict[str, Any] = {}
+    for key, values in arrays.items():
+        if values.dtype == bool:
+            stored[key] = values
+        elif key in UNITS or np.issubdtype(values.dtype, np.integer):
+            integers = np.round(values / UNITS.get(key, 1)).astype(np.int16)
+            # Bytes of one kind are alike, which makes the file a sixth smaller.
+            stored[f"{key}.bytes"] = np.stack([integers & 255, integers >> 8]).astype(np.uint8)
+        else:
+            stored[key] = values.astype(np.float16)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **stored)
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """Return the arrays that `write_arrays` wrote."""
+    arrays: dict[str, Any] = {}
+    with np.load(path) as file:
+        for name, values in file.items():
+            key = name.removesuffix(".bytes")
+            if key != name:
+                low, high = values.astype(np.int16)
+                integers = low | (high << 8)
+                values = integers * UNITS[key] if key in UNITS else integers
+            arrays[key] = values
+    return arrays
