@@ -82,8 +82,7 @@ def measure(run: Ripples, lm: Path, path: Path) -> None:
             "class_path": "benchmarks.real_lms.edit_recorder.EditRecorder",
             "init_args": recorder,
         }
-        errors = path.with_suffix(".log")
-        errors.parent.mkdir(parents=True, exist_ok=True)
+        errors = Path(tempfile.gettempdir()) / f"{run.lm}_{path.stem}.log"
         command = [
             *(sys.executable, "-m", "lincorr_lightning", *run.options, *options),
             f"--trainer.callbacks={json.dumps([callback])}",
@@ -92,6 +91,7 @@ def measure(run: Ripples, lm: Path, path: Path) -> None:
         ]
         cost = cost_of(command, errors, cwd=ROOT)
         print(f"{path.stem}: {cost.wall:.0f} s, {cost.peak_mib / 1024:.1f} GiB", flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         for file in (made.with_suffix(".json"), made):  # the arrays last: they count as done
             path.with_suffix(file.suffix).write_bytes(file.read_bytes())
         errors.unlink()
