@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks import common
+from benchmarks.real_lms.ripple_tables import RippleRun, read_runs
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.finetune import interventions as moves
@@ -43,6 +44,8 @@ SETTINGS = (
 )
 SEEDS = ("seed_everything", "data.seed", "model.adapter.seed")
 RESPONSE = "generalized"
+NEAREST = "nearest word"
+MAPS = {"W": "W", "W0": "W0", "nearest": NEAREST}
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 
 
@@ -130,6 +133,71 @@ def points(values: Tensor) -> str:
     numbers = (float(values.mean()), *mean_interval(values))
     mean, low, high = (f"{round(100 * x):+d}".replace("-", "−") for x in numbers)
     return f"{mean} ({low}, {high})"
+
+
+def edits_at(run: RippleRun, k: int, to_logits: Tensor) -> EditStates:
+    """Return the learned edits of a run of ``ripples.py`` after its k-th kept step.
+
+    `to_logits` are those of a `TargetSpace` of the LM.
+    """
+    chosen = run.shares["learned"][run.steps.index(run.kept[k])] > 0
+    of = {key: torch.from_numpy(run.arrays[key][chosen]) for key in ("before", *MAPS, "reference")}
+    after = of["before"] + torch.from_numpy(run.arrays["change"][k][chosen])
+    weights = {arm: of[key][None].double() for key, arm in MAPS.items()}
+    weights["reference's row"] = of["reference"].double()[None]
+    space = moves.TargetSpace(to_logits)
+    references = [str(number) for number in run.group[chosen]]
+    return EditStates(space, of["before"], after, of["reference"], references, weights)
+
+
+def given(edits: EditStates) -> dict[str, str]:
+    """Return what it adds to generalized edits to take directions out, alone and after another."""
+    states = edits.after @ edits.space.to_states
+    change = states - edits.before @ edits.space.to_states
+    of = {arm: edits.space.directions(edits.weights[arm])[0] for arm in MAPS.values()}
+
+    def share(*arms: str) -> Tensor:
+        left, directions = change, []
+        for arm in arms:  # each without the parts along those before it
+            direction = of[arm]
+            for other in directions:
+                direction = direction - component(direction, other)
+            directions.append(normalize(direction, dim=-1))
+            left = left - component(left, directions[-1])
+        logits = (states - change + left) @ edits.space.to_logits.T
+        return edits.by_reference(edits.answers(logits)[RESPONSE])
+
+    base = share()
+    found = {"none: generalized edits": common.mean_interval(base.tolist())}
+    found |= {arm: points(share(arm) - base) for arm in of}
+    for first, second in (
+        ("W0", "W"),
+        ("W", "W0"),
+        (NEAREST, "W"),
+        (NEAREST, "W0"),
+        ("W", NEAREST),
+    ):
+        found[f"{second}, where {first} is out"] = points(share(first, second) - share(first))
+    return found
+
+
+def by_step(output: Path) -> pd.DataFrame:
+    """Return `given` of the edits of all LMs at their peak and at the last kept step."""
+    columns = {}
+    for run in read_runs(output):
+        states = output / run.lm / STATES
+        if (
+            run.relation != "city->country"
+            or run.name not in ("lora", "larger")
+            or not states.exists()
+        ):
+            continue
+        with np.load(states) as file:
+            to_logits = torch.from_numpy(file["to_logits"])
+        for k in dict.fromkeys((run.kept_peak, len(run.kept) - 1)):
+            name = f"{run.lm}, step {run.kept[k]}"
+            columns[name] = given(edits_at(run, k, to_logits))
+    return pd.DataFrame(columns)
 
 
 def doses(folder: Path) -> pd.DataFrame:

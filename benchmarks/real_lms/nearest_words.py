@@ -1,65 +1,107 @@
-"""How near the answers of the stored edits are to their references in each LM's head.
+"""How often the nearest word is right, over draws of one source answer per right answer.
 
     python -m benchmarks.real_lms.nearest_words FOLDER
 
-FOLDER holds a folder for each LM, of which the tokenizer and the head are read. The risk by the
-nearest word in the causal inner product goes into the column ``nearest_risk`` of all stored edits;
-``vocabulary_risk`` is that by the cosine of centered rows, as earlier versions measured it.
+FOLDER holds a folder for each LM, of which the head alone is read. The vocabulary ablation takes
+one city of each country (docs/vocabulary_ablation.md), which decides much of what is right:
+``benchmarks/results/real_lms/nearest_words.csv`` has the nearest word's share over 200 draws, in
+the causal inner product of the head, by cosine, and with its covariance turned at random.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from jsonargparse import auto_cli
+from torch import Tensor
 
-from benchmarks.common import lms_in, write_text
-from benchmarks.real_lms.edits import read_cases
-from benchmarks.real_lms.run import PLAN, REAL_LMS
-from lincorr_lightning.finetune.edit_files import SEPARATOR, read_edits
-from lincorr_lightning.finetune.edits import (
-    ListedEdits,
-    plan_edits,
-    reference_mask,
-    taught_labels,
-)
-from lincorr_lightning.functional import risk
+from benchmarks.common import Estimate, lms_in, write_table
+from benchmarks.real_lms.run import REAL_LMS
+from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.stored_rows import stored_head
+from lincorr_lightning.results.table import Table, column
+
+RELATIONS = ("city->country", "country->language", "ceo->company", "landmark->country")
+N_DRAWS = 200
+Mask = npt.NDArray[np.bool_]
 
 
-def main(folder: str, output: str = str(REAL_LMS)) -> None:
-    """Add the risk by the nearest word to all stored edits.
+@dataclass(frozen=True)
+class NearestDraws:
+    """Share of right answers that the nearest word gives, one source answer of each, over draws."""
+
+    lm: str = column("LM")
+    relation: str = column()
+    metric: str = column()
+    sources: int = column("source answers", "d")
+    answers: int = column("right answers", "d")
+    share: Estimate = column("nearest word right", ".0%")
+
+
+def draws(rows: Sequence[Tensor], mask: Mask, whitening: Tensor | None) -> Estimate:
+    """Return the mean and the 95 % range of the share of right answers.
+
+    Rows of the head are those of source and target labels; the mask, ``(n_target, n_source)``, has
+    the right ones. Each draw has one source of each set of right labels, and these labels, as the
+    ablation has them.
+    """
+    rng = np.random.default_rng(0)
+    _, group = np.unique(mask, axis=1, return_inverse=True)
+    groups = [np.flatnonzero(group.ravel() == number) for number in range(int(group.max()) + 1)]
+    source, target = rows
+    shares = []
+    for _ in range(N_DRAWS):
+        chosen = np.array([rng.choice(one) for one in groups])
+        labels = np.flatnonzero(mask[:, chosen].any(1))
+        weights = neighbor_weights(source[chosen], target[labels], whitening)
+        best = labels[weights.argmax(0).numpy()]
+        shares.append(mask[best, chosen].mean())
+    low, high = np.quantile(shares, [0.025, 0.975])
+    return Estimate(float(np.mean(shares)), float(low), float(high))
+
+
+def measure(path: Path) -> Iterator[NearestDraws]:
+    """Yield the rows of an LM."""
+    lm = LanguageModel(LMConfig(str(path)))
+    assert lm.checkpoint is not None
+    words = NearestWords(stored_head(lm.checkpoint, lm.tokenizer), path.name)
+    matrix = words.whitening.matrix
+    normal = np.random.default_rng(0).standard_normal((len(matrix), len(matrix)))
+    turned, _ = torch.linalg.qr(torch.from_numpy(normal))
+    metrics: dict[str, Tensor | None] = {
+        "causal inner product": matrix,
+        "cosine": None,
+        "turned at random": turned @ matrix,
+    }
+    for name in RELATIONS:
+        relation = TokenizedRelation.of(name, Catalogue.load(), lm.tokenizer)
+        mask = relation.reference_mask  # (n_target, n_source)
+        known = np.flatnonzero(mask.any(0))
+        source, target = (
+            words.head.rows(side.token_ids) for side in (relation.source, relation.target)
+        )
+        n_answers = np.unique(mask[:, known], axis=1).shape[1]
+        for metric, whitening in metrics.items():
+            share = draws((source[known], target), mask[:, known], whitening)
+            yield NearestDraws(path.name, name, metric, len(known), n_answers, share)
+
+
+def main(folder: str, output: Path = REAL_LMS / "tables") -> None:
+    """Measure all LMs of a folder.
 
     Args:
         folder: Folder that holds a folder for each LM.
-        output: Folder of the results.
+        output: Folder of the table.
     """
-    catalogue = Catalogue.load()
-    for path in lms_in(folder):
-        lm = LanguageModel(LMConfig(str(path)))
-        assert lm.checkpoint is not None
-        words = NearestWords(stored_head(lm.checkpoint, lm.tokenizer), path.name)
-        for name in PLAN["edited"]:
-            relation = TokenizedRelation.of(name, catalogue, lm.tokenizer)
-            near = words.weights(relation.source.token_ids, relation.target.token_ids).T
-            files = (Path(output) / path.name).glob(f"*_{name.replace('->', '_to_')}.csv")
-            for file in sorted(files):
-                cases = read_cases(file)
-                columns = ["subject", "source_answer", "reference"]
-                rows = [
-                    {"subject": subject, "answer": answer, "reference": right.split(SEPARATOR)}
-                    for subject, answer, right in cases[columns].itertuples(index=False)
-                ]
-                edits = plan_edits(ListedEdits(read_edits(rows)), relation, lm).edits
-                assert len(edits) == len(cases), f"{file} has rows that are no edit of {path}"
-                risks = risk(near[taught_labels(edits)], reference_mask(edits, near.shape[1]))
-                cases["nearest_risk"] = [round(x, 6) for x in risks.tolist()]
-                write_text(file, cases.to_csv(index=False))
-                print(f"{path.name}: {file.stem}", flush=True)
+    rows = [row for path in lms_in(folder) for row in measure(path)]
+    write_table(Table.of("nearest_words", rows, NearestDraws), output)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
     auto_cli(main)
