@@ -62,7 +62,8 @@ def number_at(values: Any, path: str) -> Any:
     for key in path.split("."):
         values = values.get(key) if isinstance(values, Mapping) else None
     if isinstance(values, Mapping):
-        return Estimate(values["mean"], values["low"], values["high"])
+        mean = values["mean"] if "mean" in values else values["difference"]
+        return Estimate(mean, values["low"], values["high"])
     return values
 
 

@@ -76,6 +76,7 @@ def measure(run: Ripples, lm: Path, path: Path) -> None:
             "steps": PLAN["steps"],
             "kept": PLAN["kept"],
             "seed": run.seed,
+            "others_kind": PLAN["runs"][run.name].get("people", "names"),
             "about": about,
         }
         callback = {

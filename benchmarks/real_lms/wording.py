@@ -1,0 +1,198 @@
+"""How much of r is the wording: related pairs beside unrelated knowledge in the same sentence.
+
+It reads the probes of ``run.py``; ``findings.py`` writes the tables. Prompts of the family
+``control`` ask for unrelated things in the sentences of the others (5_controls.yaml).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pandas import Series
+
+from benchmarks.common import Estimate, mean_estimate
+from benchmarks.real_lms.tables import LMS, PairScores, pairs_of
+from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.results.table import column
+
+FLOATS = npt.NDArray[np.float64]
+SENTENCES: Mapping[str, Sequence[str]] = {
+    "city": ("house", "lived_month", "floor"),
+    "country": ("house", "lived_month", "floor"),
+    "continent": ("house", "lived_month", "floor"),
+    "landmark": ("house", "lived_month", "floor"),
+    "language": ("spoken_name",),
+    "company": ("worked_day",),
+    "ceo": ("worked_day",),
+    "city_es": ("home_es", "flat_es"),
+    "country_es": ("home_es", "flat_es"),
+    "object_color": ("object_day", "object_month"),
+    "simile_color": ("simile_day", "simile_month"),
+    "object_genre": ("object_day", "object_month"),
+    "simile_genre": ("simile_day", "simile_month"),
+    "X+1": ("X+a", "X-b", "X*c", "X/d"),
+    "X+2": ("X+a", "X-b", "X*c", "X/d"),
+    "X*2": ("X+a", "X-b", "X*c", "X/d"),
+}
+"""Controls in the sentence of each kind of knowledge; those of music and the like have none."""
+N_DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Wording:
+    """r of related pairs of an LM beside controls in the same sentences, means over pairs.
+
+    *Controls as source* predict the same target from the prompts of controls in the source's
+    sentence, *as target* the words of controls in the target's. Leads have 95 % intervals over
+    pairs. Random words are the stronger of both sides.
+    """
+
+    lm: str = column("LM")
+    pairs: int = column("related pairs", "d")
+    r: float = column("r", ".2f")
+    words: float = column("random words", ".2f")
+    as_source: float = column("controls as source", ".2f")
+    as_target: float = column("controls as target", ".2f")
+    lead_source: Estimate = column("lead over controls as source", "+.2f")
+    lead_target: Estimate = column("lead over controls as target", "+.2f")
+    n_above: int = column("above all controls", "d")
+    partial: float = column("r given the wording", ".2f")
+    partial_unrelated: float = column("the same, unrelated pairs", ".2f")
+
+
+@dataclass(frozen=True)
+class Exceeding:
+    """How many pairs exceed random words on both sides, by what they are.
+
+    Share of pairs whose intervals are above zero on both sides; *r with relatedness* is over all
+    pairs between whether they are related and the mean of both excesses, then given the overlap of
+    their wordings (4-grams of characters, Jaccard); p by permuted kinds of knowledge.
+    """
+
+    lm: str = column("LM")
+    related: str = column("related pairs")
+    unrelated: str = column("unrelated pairs")
+    controls: str = column("with a control in its sentence")
+    r_related: float = column("r with relatedness", ".2f")
+    r_overlap: float = column("r with overlap", ".2f")
+    r_given_overlap: float = column("given overlap", ".2f")
+    p_given_overlap: float = column("p", ".2g")
+
+
+def grams(text: str, n: int = 4) -> set[str]:
+    """Return the n-grams of characters of a template."""
+    return {text[i : i + n] for i in range(len(text) - n + 1)}
+
+
+def overlap(first: str, second: str) -> float:
+    """Return how alike two templates are, from 0 to 1."""
+    a, b = grams(first), grams(second)
+    return len(a & b) / len(a | b)
+
+
+def in_sentence(source: str, target: str) -> bool:
+    """Return whether one of two kinds is a control in the sentence of the other."""
+    return source in SENTENCES.get(target, ()) or target in SENTENCES.get(source, ())
+
+
+def is_control(name: str) -> bool:
+    """Return whether a kind of knowledge is a control."""
+    return any(name in controls for controls in SENTENCES.values())
+
+
+def wording_of(lm: str, rows: Sequence[PairScores]) -> Wording:
+    """Return the related pairs of an LM beside controls."""
+    r = {tuple(row.pair.split("→")): row.r for row in rows}
+    related = [row for row in rows if row.is_known]
+    found = []
+    for row in related:
+        source, target = row.pair.split("→")
+        if not (SENTENCES.get(source) and SENTENCES.get(target)):
+            continue
+        as_source = [r[one, target] for one in SENTENCES[source] if (one, target) in r]
+        as_target = [r[source, one] for one in SENTENCES[target] if (source, one) in r]
+        if as_source and as_target:
+            words = max(row.source_words, row.target_words)
+            found.append((row.r, words, as_source, as_target, row.partial))
+    values = np.array([x[0] for x in found])
+    by_source, by_target = (np.array([np.mean(x[i]) for x in found]) for i in (2, 3))
+    others = [
+        row.partial
+        for row in rows
+        if not row.is_known and not any(map(is_control, row.pair.split("→")))
+    ]
+    return Wording(
+        lm,
+        len(found),
+        values.mean(),
+        float(np.mean([x[1] for x in found])),
+        by_source.mean(),
+        by_target.mean(),
+        mean_estimate(Series(values - by_source)),
+        mean_estimate(Series(values - by_target)),
+        sum(x[0] > max(*x[2], *x[3]) for x in found),
+        float(np.nanmean([x[4] for x in found])),
+        float(np.nanmean(np.array(others, dtype=float))),
+    )
+
+
+def residual(values: FLOATS, given: FLOATS) -> FLOATS:
+    """Return what a linear function of other values leaves."""
+    slope, intercept = np.polyfit(given, values, 1)
+    return np.asarray(values - slope * given - intercept)
+
+
+def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
+    """Return which pairs of an LM exceed random words."""
+    template = {one.name: one.template for one in Catalogue.load().values()}
+    ends = [tuple(row.pair.split("→")) for row in rows]
+    names = sorted({name for pair in ends for name in pair})
+    number = {name: i for i, name in enumerate(names)}
+    related = np.array([row.is_known for row in rows], dtype=float)
+    alike = np.array([overlap(template[a], template[b]) for a, b in ends])
+    excess = np.array(
+        [(row.above_source_words.value + row.above_target_words.value) / 2 for row in rows]
+    )
+    control = np.array([in_sentence(*pair) for pair in ends])
+    exceeds = np.array([row.exceeds_words() for row in rows])
+
+    def share(chosen: npt.NDArray[np.bool_]) -> str:
+        return f"{int(exceeds[chosen].sum())} of {int(chosen.sum())}"
+
+    of_related, of_excess = residual(related, alike), residual(excess, alike)
+    observed = np.corrcoef(of_related, of_excess)[0, 1]
+    # Kinds of knowledge are exchanged as wholes: pairs that share one are not independent.
+    rng = np.random.default_rng(0)
+    matrix = np.full((len(names), len(names)), np.nan)
+    for (a, b), value in zip(ends, of_excess, strict=True):
+        matrix[number[a], number[b]] = value
+    index = np.array([(number[a], number[b]) for a, b in ends])
+    n_larger = 0
+    for _ in range(N_DRAWS):
+        order = rng.permutation(len(names))
+        shuffled = matrix[order[index[:, 0]], order[index[:, 1]]]
+        known = ~np.isnan(shuffled)
+        n_larger += np.corrcoef(of_related[known], shuffled[known])[0, 1] >= observed
+    plain = (related == 0) & ~control
+    return Exceeding(
+        lm,
+        share(related > 0),
+        share(plain),
+        share(control & (related == 0)),
+        float(np.corrcoef(related, excess)[0, 1]),
+        float(np.corrcoef(alike, excess)[0, 1]),
+        float(observed),
+        (n_larger + 1) / (N_DRAWS + 1),
+    )
+
+
+def wordings(results: Path) -> Iterator[tuple[Wording, Exceeding]]:
+    """Yield both rows of each LM with a probe of controls."""
+    for lm in LMS:
+        rows = [row for row in pairs_of(lm, "probe", results) if row.above_source_words is not None]
+        if any(is_control(end) for row in rows for end in row.pair.split("→")):
+            yield wording_of(lm, rows), exceeding_of(lm, rows)
