@@ -90,8 +90,8 @@ class LinearMap:
         layout, weights, biases = fitted.layout, fitted.weights(), fitted.biases()
         maps = {}
         for pair in wordings_of(weights):
-            mask = layout.references.get(pair)
-            reference = () if mask is None else [right.nonzero()[0].tolist() for right in mask.T]
+            mask = layout.reference(pair)
+            reference = [right.nonzero()[0].tolist() for right in mask.T] if mask.any() else ()
             ridge = float(fitted.ridges[pair])
             maps["->".join(pair)] = PairMap(weights[pair], biases[pair], ridge, reference)
         knowledge = []

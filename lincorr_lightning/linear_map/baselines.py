@@ -249,14 +249,14 @@ def vocabulary_baselines(
             "cosine_same_prompt": number(weight_cosine(weight, w0)),
             "rest_norm_share": number(float((weight - w0).norm() / weight.norm())),
         }
-        reference = layout.references.get(pair)
-        if reference is None or not reference.any():
+        right = torch.from_numpy(layout.reference(pair))
+        if not right.any():
             continue
-        right = torch.from_numpy(reference)
-        rest = precision.is_hit(weight - w0, right)[0].double().mean()
+        rest = precision.ranks_of_right(weight - w0, right) == 1
         rank = right.sum(1).argsort(descending=True, stable=True).argsort()
         # Weights like W, by name of their fields; to add a baseline, add its weights here.
         pairings = {
+            "W": weight,
             "same_prompt": same_prompt.get(pair),
             "gaussian_states": w0,
             "constant": -rank[:, None].double().expand_as(weight),
@@ -268,16 +268,14 @@ def vocabulary_baselines(
             pairings["causal_inner_product"] = near
             numbers[pair]["nearness"] = near
         known = {name: other.cpu() for name, other in pairings.items() if other is not None}
-        numbers[pair] |= {"rest_hit_1": float(rest), **_hits(weight, known, right)}
+        numbers[pair] |= {"rest_hit_1": float(rest.double().mean()), **_hits(known, right)}
     return numbers
 
 
-def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
-    """Return Hit@1 of the baselines, and that of W above the best of them."""
+def _hits(weights: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
+    """Return Hit@1 of the baselines, and that of ``W`` above the best of them."""
     groups = precision.reference_groups(right)
-    ranks = {
-        name: precision.ranks_of_right(w, right) for name, w in {"W": weight, **others}.items()
-    }
+    ranks = {name: precision.ranks_of_right(each, right) for name, each in weights.items()}
     numbers: dict[str, Any] = {"ranks": ranks}
     hits = {name: (each == 1).double() for name, each in ranks.items()}
     of_w = hits.pop("W")

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -88,6 +89,12 @@ class JointLayout:
     def sizes(self) -> dict[str, int]:
         """Number of labels of each kind of knowledge."""
         return {name: len(domain.labels) for name, domain in self.domains.items()}
+
+    def reference(self, pair: Pair) -> npt.NDArray[np.bool_]:
+        """Return which label pairs of a pair are right, like W; none where that is not known."""
+        known = self.references.get(pair)
+        shape = self.sizes[pair[1]], self.sizes[pair[0]]
+        return np.zeros(shape, dtype=bool) if known is None else known
 
     @cached_property
     def targets(self) -> dict[str, list[str]]:

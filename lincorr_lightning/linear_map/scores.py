@@ -22,7 +22,6 @@ from lincorr_lightning.functional import (
 from lincorr_lightning.functional.precision import (
     HIT_RANKS,
     HitRates,
-    is_hit,
     ranks_of_right,
     reference_groups,
 )
@@ -350,7 +349,7 @@ def score_maps(
     layout, weights = fitted.layout, fitted.weights()
     scores = []
     for pair in filter(weights.__contains__, layout.pairs):
-        weight, reference = weights[pair].cpu(), layout.references.get(pair)
+        weight, right = weights[pair].cpu(), torch.from_numpy(layout.reference(pair))
         summary = summarize(r[pair])
         mean, r_control = number(summary.mean), mean_r(control.get(pair))
         one = PairScore(
@@ -367,19 +366,18 @@ def score_maps(
             label_r=r[pair].numpy(),
         )
         completeness = layout.domains[pair[1]].completeness
-        parts = by_completeness(one, weight, reference, completeness)
-        hits = _hits(weight, reference) if reference is not None and reference.any() else {}
+        parts = by_completeness(one, weight, right, completeness)
+        hits = _hits(weight, right) if right.any() else {}
         scores.append(replace(one, completeness=parts, **hits))
     return scores
 
 
-def _hits(weight: Tensor, reference: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _hits(weight: Tensor, right: Tensor) -> dict[str, Any]:
     """Return Hit@N in both directions, by answer, and of weights in random order, as fields."""
-    right = torch.from_numpy(reference)
-    groups = reference_groups(right)
-    macro = [macro_mean(each, groups) for each in is_hit(weight, right).double().tolist()]
-    hits: dict[str, Any] = {f"macro_{n}": m for n, m in zip(HIT_RANKS, macro, strict=True)}
-    hits |= {"n_references": len(set(groups)), "ranks": {"W": ranks_of_right(weight, right)}}
+    groups, ranks = reference_groups(right), ranks_of_right(weight, right)
+    hits: dict[str, Any] = {"n_references": len(set(groups)), "ranks": {"W": ranks}}
+    for n in HIT_RANKS:
+        hits[f"macro_{n}"] = macro_mean((ranks <= n).double().tolist(), groups)
     for prefix, rates in (("", hit_rates(weight, right)), ("chance_", random_hit_rates(right))):
         for way, rate in zip(_WAYS, rates, strict=True):
             hits |= _by_rank(f"{prefix}{way}", rate)
@@ -393,7 +391,7 @@ def _by_rank(name: str, rates: HitRates) -> dict[str, Any]:
 def by_completeness(
     whole: PairScore,
     weight: Tensor,
-    reference: npt.NDArray[np.bool_] | None,
+    right: Tensor,
     completeness: Sequence[Completeness],
 ) -> dict[str, PairScore]:
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
@@ -402,7 +400,7 @@ def by_completeness(
     labels with a right target of one completeness, it is the fraction for which one of them is
     among the N highest; right ones of other completeness do not compete. `whole` are the pair's
     scores, `completeness` is that of each target label: if all are equally complete, there are no
-    scores. The reference has the shape of W, ``(n_target, n_source)``.
+    scores. Which label pairs are `right` has the shape of W, ``(n_target, n_source)``.
     """
     scores: dict[str, PairScore] = {}
     for kind in Completeness if len(set(completeness)) > 1 else ():
@@ -410,8 +408,7 @@ def by_completeness(
         if not chosen.any():
             continue
         hits: dict[str, Any] = {}
-        if reference is not None:
-            right = torch.from_numpy(reference)
+        if right.any():
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
             hits = _by_rank("influenced", hit_rates(elsewhere, right & chosen[:, None])[0])
         scores[str(kind)] = PairScore(

@@ -94,7 +94,7 @@ def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_pat
 def test_hits_are_those_of_each_kind_alone() -> None:
     rng = np.random.default_rng(0)
     r, weight = torch.rand(4), torch.from_numpy(rng.normal(size=(4, 30)))
-    reference = rng.random((4, 30)) < 0.4
+    reference = torch.from_numpy(rng.random((4, 30)) < 0.4)
     whole = PairScore("a", "b", label_r=r.numpy())
     found = by_completeness(whole, weight, reference, KINDS)
     assert set(found) == {"whole", "phrase", "subword"}
