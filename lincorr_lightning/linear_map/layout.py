@@ -122,11 +122,6 @@ class JointLayout:
         return list(dict.fromkeys(tokens))
 
     @cached_property
-    def removed(self) -> list[str]:
-        """Names of `partial_out`, in all wordings, in the order of the columns."""
-        return [name for name in self.domains if stem(name) in self.partial_out]
-
-    @cached_property
     def _spans(self) -> dict[View, slice]:
         ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}

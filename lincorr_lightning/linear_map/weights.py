@@ -20,6 +20,7 @@ from lincorr_lightning.version import __version__
 FORMAT_VERSION = 1
 CONFIG_FILE, TENSORS_FILE = "config.json", "linear_map.safetensors"
 WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
+_N_SHOWN = 10  # rows on the screen
 _HELP = """Show the highest weights of an answer in W of a probe's run, and the rank of another one,
 beside those of the nearest word: are Rome and Italy paired, and is it more than the vocabulary?
 Without an answer, show those that W alone gets right. Quote the pair, in which the shell would see
@@ -199,7 +200,6 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
     answer = "an answer of the source, such as Rome"
     parser.add_argument("label", metavar="ANSWER", nargs="?", help=answer)
     parser.add_argument("other", metavar="TARGET", nargs="?", help="an answer of the target")
-    parser.add_argument("-n", type=int, default=10, help="number of rows to show (default: 10)")
     parser.add_argument("--csv", metavar="FILE", help="file to write all rows to")
     options = parser.parse_args(args)
     if "->" not in options.pair:
@@ -214,7 +214,7 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
         raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
     try:
         title, read = _read(folder, options.pair)
-        rows, lines = _of_answer(read, options) if options.label else _of_pair(read, options.n)
+        rows, lines = _of_answer(read, options) if options.label else _of_pair(read)
         lines += _precision(folder.parent, options.pair)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise LinearMapError(f"{folder}: it was changed ({error}). {WAY_OUT}") from error
@@ -250,7 +250,7 @@ def _of_answer(
     rows = read.of(options.label)
     ordered = sorted(rows, key=lambda row: row.rank)
     lines = [f"Highest weights of {options.label}:", "rank  weight  " + read.target.name]
-    for row in ordered[: max(options.n, 1)]:
+    for row in ordered[:_N_SHOWN]:
         mark = "  (right)" if row.reference else ""
         lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
     if options.other is not None:
@@ -273,7 +273,7 @@ def _beyond(rank: int, nearest: int) -> str:
     return f"W is wrong{', and the nearest word is right' if nearest == 1 else ''}."
 
 
-def _of_pair(read: PairWeights, n: int) -> tuple[list[AnswerRank], list[str]]:
+def _of_pair(read: PairWeights) -> tuple[list[AnswerRank], list[str]]:
     rows = read.answers()
     alone = [row for row in rows if row.only_w]
     right = sum(row.rank == 1 for row in rows)
@@ -281,10 +281,10 @@ def _of_pair(read: PairWeights, n: int) -> tuple[list[AnswerRank], list[str]]:
     lines = [
         f"W is right first for {right} of {len(rows)} answers, the nearest word for {near}.",
         f"W alone is right for {len(alone)}{':' if alone else '.'}",
-        *(f"  {row.answer}: {row.reference}" for row in alone[: max(n, 1)]),
+        *(f"  {row.answer}: {row.reference}" for row in alone[:_N_SHOWN]),
     ]
-    if len(alone) > n:
-        lines.append(f"  and {len(alone) - n} more; all, and all ranks: --csv FILE")
+    if len(alone) > _N_SHOWN:
+        lines.append(f"  and {len(alone) - _N_SHOWN} more; all, and all ranks: --csv FILE")
     return rows, lines
 
 

@@ -212,12 +212,8 @@ def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path
     common = ["test", "--config", "linear_probe.yaml", *QUICK, *paths]
     with pytest.raises(SubjectsError, match=r"of 60 held-out subjects.*fitted on"):
         main([*common, "--data.seed=1"])
-    with pytest.raises(CheckpointError, match=r"fitted with the control .*\{\} eats"):
-        main([*common, "--model.control={} eats"])
     with pytest.raises(CheckpointError, match=r"--model\.lm\.dtype float32"):
         main([*common, "--model.lm.dtype=bfloat16"])
-    with pytest.raises(CheckpointError, match=r"nowhere\.ckpt: No such file"):
-        main([*common, "--ckpt_path=nowhere.ckpt"])
 
 
 def test_maps_are_saved_also_when_nothing_is_scored(tmp_path: Path) -> None:
