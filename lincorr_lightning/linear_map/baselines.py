@@ -48,17 +48,11 @@ def random_words(
 ) -> Numbers:
     """Fit maps from and to random words after the same prompts, with the pairs' ridges or none.
 
-    Args:
-        fitted: Maps of the pairs; stored ones have no moments, and so no numbers.
-        test: Moments of all held-out subjects.
-        n_compared: Number of source labels for ``excess_over_random``: with many, most directions
-            of the states are read whatever the labels are, and no r is special.
-        skipped: Numbers of labels whose draws are passed over.
-        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``; with
-            them, intervals cover subjects, too.
-
-    Returns:
-        Fields of `PairScore` by pair.
+    Stored maps have no moments, and so no numbers; `test` are those of all held-out subjects.
+    ``excess_over_random`` is of `n_compared` source labels: with many, most directions of the
+    states are read whatever the labels are, and no r is special. Draws of `skipped` numbers of
+    labels are passed over. With `rows`, the first columns of the joint rows of some held-out
+    subjects, ``(n, n_kept)``, intervals cover subjects, too.
     """
     layout = fitted.layout
     numbers: dict[Pair, dict[str, Any]] = {}

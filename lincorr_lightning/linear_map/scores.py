@@ -53,12 +53,9 @@ SPREAD = (
 def score(*paths: str, heading: str = "", format: str = ".2f", logged: int = 0) -> Any:
     """Declare a number of a pair: a field of `PairScore`, None by default.
 
-    Args:
-        paths: Its keys in the pair's entry of ``results.json``, by default the field's name; a dot
-            leads into a group, as in ``precision.macro.1``.
-        heading: Heading of its column in the headline table, which has numbers with a heading.
-        format: Its format there.
-        logged: 1 if loggers get it first, which may show some dozens, 2 if later, 0 if not.
+    `paths` are its keys in the pair's entry of ``results.json``, by default the field's name; a dot
+    leads into a group. The headline table has the numbers with a heading. `logged` is 1 if loggers
+    get it first, which may show some dozens, and 2 if later.
     """
     shown = {"heading": heading, "format": format} if heading else {}
     return field(default=None, metadata={"paths": paths, "logged": logged, **shown})

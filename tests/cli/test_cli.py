@@ -253,18 +253,6 @@ def test_each_command_beside_the_trainers(
     assert expected in capsys.readouterr().out
 
 
-def test_audit_of_a_tokenizer_alone(
-    small_lm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(small_lm) / name, tmp_path)
-    tables = []
-    for lm in (str(tmp_path), small_lm):
-        main(["audit", "--lm", lm, "--knowledge", "[city,color]"])
-        tables.append(capsys.readouterr().out.partition("knowledge ")[2])  # below the folder
-    assert tables[0] == tables[1] and "unknown word" in " ".join(tables[0].split())
-
-
 def test_null_unsets_an_option_of_an_lm(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--model.lm.revision=x --model.lm.dtype=bfloat16 --model.lm.revision null"
     with pytest.raises(SystemExit):
