@@ -10,7 +10,9 @@ from contextlib import ExitStack, contextmanager
 from textwrap import wrap
 from typing import Any
 
-from lincorr_lightning.errors import ConfigError, ReportError
+from lincorr_lightning.cli.termination import exit_at_signals
+from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
+from lincorr_lightning.terminal import make_messages_printable, show_error
 from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method, each a function of that name in a module, and their help.
@@ -37,12 +39,41 @@ _OF_LAUNCHERS = (
     *("WORLD_SIZE", "MASTER_PORT", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES"),
 )
+# Messages of gloo and NCCL about another process.
+_LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
 TRAINER_COMMANDS = {
     "fit": "Run a study that fits maps or trains; writes tables and figures.",
     "validate": "Score a checkpoint of fit on the subjects that were held out.",
     "test": "Run a study that only reads LMs, or score a checkpoint of fit.",
     "predict": "Write what a checkpoint of fit predicts, or a forecast of edits.",
 }
+
+
+def console() -> None:
+    """Run the program: errors that the user can mend are one line, without a traceback."""
+    # Tokenizers would warn of forked processes.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ["MPLBACKEND"] = "agg"  # with one that is not installed, matplotlib has no import
+    make_messages_printable()
+    try:
+        with exit_at_signals():
+            main()
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except LincorrError as error:
+        show_error(error)
+        sys.exit(error.exit_status)
+    except Warning as error:
+        show_error(f"-W or PYTHONWARNINGS made a warning an error; leave it out. {error}")
+        sys.exit(1)
+    except RuntimeError as error:
+        # The error of the other process is on the screen.
+        if not any(sign in str(error) for sign in _LOST_RANK):
+            raise
+        show_error("another process of this run failed; see its error.")
+        sys.exit(1)
 
 
 def main(args: Sequence[str] | None = None) -> Any:

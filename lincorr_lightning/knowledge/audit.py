@@ -88,7 +88,7 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
             len(domain.labels),
             n_labels[Completeness.WHOLE],
             n_labels[Completeness.PHRASE],
-            domain.n_merged,
+            sum(len(label.answers) - 1 for label in domain.labels),
             domain.drop_reasons,
         )
         table.add_row(*map(_plain, row), style=None if domain.labels else "red")

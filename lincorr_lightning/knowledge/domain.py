@@ -89,11 +89,6 @@ class Domain:
         return [label.completeness for label in self.labels]
 
     @property
-    def n_merged(self) -> int:
-        """Number of answers that share the label of an earlier answer."""
-        return sum(len(label.answers) - 1 for label in self.labels)
-
-    @property
     def drop_reasons(self) -> str:
         """Number of dropped answers by reason, such as ``2 subword, 1 bare space``."""
         counts = Counter(dropped.reason for dropped in self.dropped).most_common()

@@ -5,6 +5,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map import weights as stored
-from lincorr_lightning.linear_map.layout import stem, wordings_of
+from lincorr_lightning.linear_map.layout import Pair, stem, wordings_of
 from lincorr_lightning.linear_map.weights import LabelSet, LabelWeight, PairWeights
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.version import __version__
@@ -85,15 +86,23 @@ class LinearMap:
         self._check()
 
     @classmethod
-    def of(cls, fitted: solver.FittedMaps, lm: LanguageModel) -> "LinearMap":
-        """Return fitted maps, those of the first wording of each prompt, as an artifact."""
+    def of(
+        cls,
+        fitted: solver.FittedMaps,
+        lm: LanguageModel,
+        nearest: Mapping[Pair, Tensor | None] = MappingProxyType({}),
+    ) -> "LinearMap":
+        """Return fitted maps, those of the first wording of each prompt, as an artifact.
+
+        `nearest` says how near the labels of some pairs are in the LM's head.
+        """
         layout, weights, biases = fitted.layout, fitted.weights(), fitted.biases()
         maps = {}
         for pair in wordings_of(weights):
-            mask = layout.references.get(pair)
-            reference = () if mask is None else [right.nonzero()[0].tolist() for right in mask.T]
-            ridge = float(fitted.ridges[pair])
-            maps["->".join(pair)] = PairMap(weights[pair], biases[pair], ridge, reference)
+            mask = layout.reference(pair)
+            reference = [right.nonzero()[0].tolist() for right in mask.T] if mask.any() else ()
+            fit = weights[pair], biases[pair], float(fitted.ridges[pair])
+            maps["->".join(pair)] = PairMap(*fit, reference, nearest.get(pair))
         knowledge = []
         for name, one in layout.domains.items():
             if name == stem(name):
@@ -101,11 +110,6 @@ class LinearMap:
                 sets = one.texts, one.token_ids, one.answer_texts
                 knowledge.append(LabelSet(name, prompt, *sets))
         return cls(maps, knowledge, lm.config.name_or_path, lm.fingerprint)
-
-    def with_nearest(self, nearest: Mapping[str, Tensor | None]) -> "LinearMap":
-        """Return the maps with how near the labels of some pairs are in the LM's head."""
-        maps = {pair: replace(one, nearest=nearest.get(pair)) for pair, one in self._maps.items()}
-        return LinearMap(maps, self._knowledge.values(), self.lm, self.fingerprint)
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"

@@ -48,17 +48,11 @@ def random_words(
 ) -> Numbers:
     """Fit maps from and to random words after the same prompts, with the pairs' ridges or none.
 
-    Args:
-        fitted: Maps of the pairs; stored ones have no moments, and so no numbers.
-        test: Moments of all held-out subjects.
-        n_compared: Number of source labels for ``excess_over_random``: with many, most directions
-            of the states are read whatever the labels are, and no r is special.
-        skipped: Numbers of labels whose draws are passed over.
-        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``; with
-            them, intervals cover subjects, too.
-
-    Returns:
-        Fields of `PairScore` by pair.
+    Stored maps have no moments, and so no numbers; `test` are those of all held-out subjects.
+    ``excess_over_random`` is of `n_compared` source labels: with many, most directions of the
+    states are read whatever the labels are, and no r is special. Draws of `skipped` numbers of
+    labels are passed over. With `rows`, the first columns of the joint rows of some held-out
+    subjects, ``(n, n_kept)``, intervals cover subjects, too.
     """
     layout = fitted.layout
     numbers: dict[Pair, dict[str, Any]] = {}
@@ -249,14 +243,14 @@ def vocabulary_baselines(
             "cosine_same_prompt": number(weight_cosine(weight, w0)),
             "rest_norm_share": number(float((weight - w0).norm() / weight.norm())),
         }
-        reference = layout.references.get(pair)
-        if reference is None or not reference.any():
+        right = torch.from_numpy(layout.reference(pair))
+        if not right.any():
             continue
-        right = torch.from_numpy(reference)
-        rest = precision.is_hit(weight - w0, right)[0].double().mean()
+        rest = precision.ranks_of_right(weight - w0, right) == 1
         rank = right.sum(1).argsort(descending=True, stable=True).argsort()
         # Weights like W, by name of their fields; to add a baseline, add its weights here.
         pairings = {
+            "W": weight,
             "same_prompt": same_prompt.get(pair),
             "gaussian_states": w0,
             "constant": -rank[:, None].double().expand_as(weight),
@@ -268,16 +262,14 @@ def vocabulary_baselines(
             pairings["causal_inner_product"] = near
             numbers[pair]["nearness"] = near
         known = {name: other.cpu() for name, other in pairings.items() if other is not None}
-        numbers[pair] |= {"rest_hit_1": float(rest), **_hits(weight, known, right)}
+        numbers[pair] |= {"rest_hit_1": float(rest.double().mean()), **_hits(known, right)}
     return numbers
 
 
-def _hits(weight: Tensor, others: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
-    """Return Hit@1 of the baselines, and that of W above the best of them."""
+def _hits(weights: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
+    """Return Hit@1 of the baselines, and that of ``W`` above the best of them."""
     groups = precision.reference_groups(right)
-    ranks = {
-        name: precision.ranks_of_right(w, right) for name, w in {"W": weight, **others}.items()
-    }
+    ranks = {name: precision.ranks_of_right(each, right) for name, each in weights.items()}
     numbers: dict[str, Any] = {"ranks": ranks}
     hits = {name: (each == 1).double() for name, each in ranks.items()}
     of_w = hits.pop("W")

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -89,6 +90,12 @@ class JointLayout:
         """Number of labels of each kind of knowledge."""
         return {name: len(domain.labels) for name, domain in self.domains.items()}
 
+    def reference(self, pair: Pair) -> npt.NDArray[np.bool_]:
+        """Return which label pairs of a pair are right, like W; none where that is not known."""
+        known = self.references.get(pair)
+        shape = self.sizes[pair[1]], self.sizes[pair[0]]
+        return np.zeros(shape, dtype=bool) if known is None else known
+
     @cached_property
     def targets(self) -> dict[str, list[str]]:
         """Targets of each source, both in the order of the columns."""
@@ -113,11 +120,6 @@ class JointLayout:
     def _tokens(self, names: Iterable[str]) -> list[int]:
         tokens = (token for name in names for token in self.domains[name].token_ids)
         return list(dict.fromkeys(tokens))
-
-    @cached_property
-    def removed(self) -> list[str]:
-        """Names of `partial_out`, in all wordings, in the order of the columns."""
-        return [name for name in self.domains if stem(name) in self.partial_out]
 
     @cached_property
     def _spans(self) -> dict[View, slice]:

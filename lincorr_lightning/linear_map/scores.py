@@ -22,7 +22,6 @@ from lincorr_lightning.functional import (
 from lincorr_lightning.functional.precision import (
     HIT_RANKS,
     HitRates,
-    is_hit,
     ranks_of_right,
     reference_groups,
 )
@@ -54,12 +53,9 @@ SPREAD = (
 def score(*paths: str, heading: str = "", format: str = ".2f", logged: int = 0) -> Any:
     """Declare a number of a pair: a field of `PairScore`, None by default.
 
-    Args:
-        paths: Its keys in the pair's entry of ``results.json``, by default the field's name; a dot
-            leads into a group, as in ``precision.macro.1``.
-        heading: Heading of its column in the headline table, which has numbers with a heading.
-        format: Its format there.
-        logged: 1 if loggers get it first, which may show some dozens, 2 if later, 0 if not.
+    `paths` are its keys in the pair's entry of ``results.json``, by default the field's name; a dot
+    leads into a group. The headline table has the numbers with a heading. `logged` is 1 if loggers
+    get it first, which may show some dozens, and 2 if later.
     """
     shown = {"heading": heading, "format": format} if heading else {}
     return field(default=None, metadata={"paths": paths, "logged": logged, **shown})
@@ -350,7 +346,7 @@ def score_maps(
     layout, weights = fitted.layout, fitted.weights()
     scores = []
     for pair in filter(weights.__contains__, layout.pairs):
-        weight, reference = weights[pair].cpu(), layout.references.get(pair)
+        weight, right = weights[pair].cpu(), torch.from_numpy(layout.reference(pair))
         summary = summarize(r[pair])
         mean, r_control = number(summary.mean), mean_r(control.get(pair))
         one = PairScore(
@@ -367,19 +363,18 @@ def score_maps(
             label_r=r[pair].numpy(),
         )
         completeness = layout.domains[pair[1]].completeness
-        parts = by_completeness(one, weight, reference, completeness)
-        hits = _hits(weight, reference) if reference is not None and reference.any() else {}
+        parts = by_completeness(one, weight, right, completeness)
+        hits = _hits(weight, right) if right.any() else {}
         scores.append(replace(one, completeness=parts, **hits))
     return scores
 
 
-def _hits(weight: Tensor, reference: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _hits(weight: Tensor, right: Tensor) -> dict[str, Any]:
     """Return Hit@N in both directions, by answer, and of weights in random order, as fields."""
-    right = torch.from_numpy(reference)
-    groups = reference_groups(right)
-    macro = [macro_mean(each, groups) for each in is_hit(weight, right).double().tolist()]
-    hits: dict[str, Any] = {f"macro_{n}": m for n, m in zip(HIT_RANKS, macro, strict=True)}
-    hits |= {"n_references": len(set(groups)), "ranks": {"W": ranks_of_right(weight, right)}}
+    groups, ranks = reference_groups(right), ranks_of_right(weight, right)
+    hits: dict[str, Any] = {"n_references": len(set(groups)), "ranks": {"W": ranks}}
+    for n in HIT_RANKS:
+        hits[f"macro_{n}"] = macro_mean((ranks <= n).double().tolist(), groups)
     for prefix, rates in (("", hit_rates(weight, right)), ("chance_", random_hit_rates(right))):
         for way, rate in zip(_WAYS, rates, strict=True):
             hits |= _by_rank(f"{prefix}{way}", rate)
@@ -393,7 +388,7 @@ def _by_rank(name: str, rates: HitRates) -> dict[str, Any]:
 def by_completeness(
     whole: PairScore,
     weight: Tensor,
-    reference: npt.NDArray[np.bool_] | None,
+    right: Tensor,
     completeness: Sequence[Completeness],
 ) -> dict[str, PairScore]:
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
@@ -402,7 +397,7 @@ def by_completeness(
     labels with a right target of one completeness, it is the fraction for which one of them is
     among the N highest; right ones of other completeness do not compete. `whole` are the pair's
     scores, `completeness` is that of each target label: if all are equally complete, there are no
-    scores. The reference has the shape of W, ``(n_target, n_source)``.
+    scores. Which label pairs are `right` has the shape of W, ``(n_target, n_source)``.
     """
     scores: dict[str, PairScore] = {}
     for kind in Completeness if len(set(completeness)) > 1 else ():
@@ -410,8 +405,7 @@ def by_completeness(
         if not chosen.any():
             continue
         hits: dict[str, Any] = {}
-        if reference is not None:
-            right = torch.from_numpy(reference)
+        if right.any():
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
             hits = _by_rank("influenced", hit_rates(elsewhere, right & chosen[:, None])[0])
         scores[str(kind)] = PairScore(

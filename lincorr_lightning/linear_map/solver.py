@@ -4,7 +4,7 @@ Maps are kept by source: one `Solution` leads from a source to all of its target
 one eigendecomposition gives them. `FittedMaps` splits them into pairs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -136,30 +136,32 @@ class FittedMaps:
 
     def weights(self, problem: str = "y") -> dict[Pair, Tensor]:
         """Return W of each pair, ``(n_target, n_source)``; none if there is no such problem."""
-        return {
-            (source, target): weight
-            for source, solution in self.maps.get(problem, {}).items()
-            for target, weight in split_targets(self.layout, source, solution.weight, dim=0)
-        }
+        return self._by_pair(problem, lambda _, solution: solution.weight)
 
     def biases(self) -> dict[Pair, Tensor]:
         """Return b of each pair, ``(n_target,)``."""
-        return {
-            (source, target): bias
-            for source, solution in self.maps["y"].items()
-            for target, bias in split_targets(self.layout, source, solution.bias)
-        }
+        return self._by_pair("y", lambda _, solution: solution.bias)
 
     def label_r(self, test: Moments, problem: str = "y") -> dict[Pair, Tensor]:
         """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)``, on CPU.
 
         A null is scored on the columns that it was fitted on.
         """
-        by_pair: dict[Pair, Tensor] = {}
-        for source, solution in self.maps.get(problem, {}).items():
-            r = label_r(test, solution.weight, *self.layout.problems[source][problem]).cpu()
-            by_pair |= {(source, t): part for t, part in split_targets(self.layout, source, r)}
-        return by_pair
+        problems = self.layout.problems
+        return self._by_pair(
+            problem,
+            lambda source, maps: label_r(test, maps.weight, *problems[source][problem]).cpu(),
+        )
+
+    def _by_pair(
+        self, problem: str, values: Callable[[str, Solution], Tensor]
+    ) -> dict[Pair, Tensor]:
+        """Return each pair's part of values of its source's map, whose rows are the targets'."""
+        return {
+            (source, target): part
+            for source, solution in self.maps.get(problem, {}).items()
+            for target, part in split_targets(self.layout, source, values(source, solution), dim=0)
+        }
 
 
 def fit_layout(

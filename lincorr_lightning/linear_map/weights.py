@@ -20,6 +20,7 @@ from lincorr_lightning.version import __version__
 FORMAT_VERSION = 1
 CONFIG_FILE, TENSORS_FILE = "config.json", "linear_map.safetensors"
 WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
+_N_SHOWN = 10  # rows on the screen
 _HELP = """Show the highest weights of an answer in W of a probe's run, and the rank of another one,
 beside those of the nearest word: are Rome and Italy paired, and is it more than the vocabulary?
 Without an answer, show those that W alone gets right. Quote the pair, in which the shell would see
@@ -64,11 +65,15 @@ class LabelSet:
             "answers": self.answers,
         }
 
+    @property
+    def names(self) -> list[str]:
+        """The labels as `shown_labels`."""
+        return shown_labels(self.texts, self.answers)
+
     def place(self, text: str) -> int:
         """Return the place of a label, named as it is or by an answer; or raise LinearMapError."""
         places = {answer: i for i, answers in enumerate(self.answers) for answer in answers}
-        names = shown_labels(self.texts, self.answers)
-        places |= {name: i for texts in (names, self.texts) for i, name in enumerate(texts)}
+        places |= {name: i for texts in (self.names, self.texts) for i, name in enumerate(texts)}
         if (place := places.get(text)) is None:
             similar = difflib.get_close_matches(text, places, 3) or list(places)[:3]
             raise LinearMapError(
@@ -137,37 +142,27 @@ class PairWeights:
         """Return the weights of a source label, a row for each target label."""
         place = self.source.place(label)
         right = self.reference[place] if self.reference else ()
-        columns: list[list[int | None]] = []
+        ranks: list[Sequence[Any]] = []
         for matrix in (self.weight, self.nearest, self._constant()):
-            column = None if matrix is None else matrix[:, place]
-            columns.append([None] * len(self.target.texts) if column is None else _ranks(column))
-        ranks, nearest, constant = columns
-        return [
-            LabelWeight(
-                text,
-                float(self.weight[i, place]),
-                ranks[i] or 0,
-                i in right if right else None,
-                nearest[i],
-                constant[i],
-            )
-            for i, text in enumerate(shown_labels(self.target.texts, self.target.answers))
-        ]
+            if matrix is None:
+                ranks.append([None] * len(self.target.texts))
+            else:
+                column = -matrix[:, place]
+                ranks.append((1 + np.searchsorted(np.sort(column), column)).tolist())
+        is_right = [i in right if right else None for i in range(len(self.target.texts))]
+        weights = self.weight[:, place].tolist()
+        rows = zip(self.target.names, weights, ranks[0], is_right, *ranks[1:], strict=True)
+        return [LabelWeight(*row) for row in rows]
 
     def answers(self) -> list[AnswerRank]:
         """Return the rank of the best right target of each source label that has one."""
-        sources = shown_labels(self.source.texts, self.source.answers)
-        targets = shown_labels(self.target.texts, self.target.answers)
-        constant = self._constant()
+        sources, targets = self.source.names, self.target.names
+        matrices = self.weight, self.nearest, self._constant()
         rows = []
         for i, right in enumerate(self.reference):
             if right:
-                ranks = [
-                    None if matrix is None else _rank_of_best(matrix[:, i], right)
-                    for matrix in (self.weight, self.nearest, constant)
-                ]
-                names = "|".join(targets[place] for place in right)
-                rows.append(AnswerRank(sources[i], names, ranks[0] or 0, ranks[1], ranks[2] or 0))
+                ranks: list[Any] = [m if m is None else _rank(m[:, i], right) for m in matrices]
+                rows.append(AnswerRank(sources[i], "|".join(targets[j] for j in right), *ranks))
         return rows
 
     def _constant(self) -> npt.NDArray[Any] | None:
@@ -179,15 +174,10 @@ class PairWeights:
         return np.repeat(column[:, None], len(self.source.texts), 1)
 
 
-def _ranks(column: npt.NDArray[Any]) -> list[int | None]:
-    return list((1 + np.searchsorted(np.sort(-column), -column)).tolist())
-
-
-def _rank_of_best(column: npt.NDArray[Any], right: Collection[int]) -> int:
+def _rank(column: npt.NDArray[Any], right: Collection[int]) -> int:
     places = list(right)
-    wrong = np.delete(column, places)
     # A wrong label equal to the best right one counts as ahead.
-    return 1 + int((wrong >= column[places].max()).sum())
+    return 1 + int((np.delete(column, places) >= column[places].max()).sum())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -210,7 +200,6 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
     answer = "an answer of the source, such as Rome"
     parser.add_argument("label", metavar="ANSWER", nargs="?", help=answer)
     parser.add_argument("other", metavar="TARGET", nargs="?", help="an answer of the target")
-    parser.add_argument("-n", type=int, default=10, help="number of rows to show (default: 10)")
     parser.add_argument("--csv", metavar="FILE", help="file to write all rows to")
     options = parser.parse_args(args)
     if "->" not in options.pair:
@@ -220,10 +209,12 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
         )
     run = Path(options.run)
     folder = run if (run / CONFIG_FILE).is_file() else run / "linear_map"
-    _require_map(run, folder)
+    if not folder.is_dir() and (maps := sorted(run.glob("*/linear_map"))):
+        names = ", ".join(str(path.parent) for path in maps)
+        raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
     try:
         title, read = _read(folder, options.pair)
-        rows, lines = _of_answer(read, options) if options.label else _of_pair(read, options.n)
+        rows, lines = _of_answer(read, options) if options.label else _of_pair(read)
         lines += _precision(folder.parent, options.pair)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise LinearMapError(f"{folder}: it was changed ({error}). {WAY_OUT}") from error
@@ -235,13 +226,6 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
             table.writerows(rows)
         write_out(f"Rows: {options.csv}\n")
     return rows
-
-
-def _require_map(run: Path, folder: Path) -> None:
-    """Refuse the folder of a study, and name the runs in it."""
-    if not folder.is_dir() and (maps := sorted(run.glob("*/linear_map"))):
-        names = ", ".join(str(path.parent) for path in maps)
-        raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
 
 
 def _read(folder: Path, pair: str) -> tuple[str, PairWeights]:
@@ -266,7 +250,7 @@ def _of_answer(
     rows = read.of(options.label)
     ordered = sorted(rows, key=lambda row: row.rank)
     lines = [f"Highest weights of {options.label}:", "rank  weight  " + read.target.name]
-    for row in ordered[: max(options.n, 1)]:
+    for row in ordered[:_N_SHOWN]:
         mark = "  (right)" if row.reference else ""
         lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
     if options.other is not None:
@@ -289,7 +273,7 @@ def _beyond(rank: int, nearest: int) -> str:
     return f"W is wrong{', and the nearest word is right' if nearest == 1 else ''}."
 
 
-def _of_pair(read: PairWeights, n: int) -> tuple[list[AnswerRank], list[str]]:
+def _of_pair(read: PairWeights) -> tuple[list[AnswerRank], list[str]]:
     rows = read.answers()
     alone = [row for row in rows if row.only_w]
     right = sum(row.rank == 1 for row in rows)
@@ -297,10 +281,10 @@ def _of_pair(read: PairWeights, n: int) -> tuple[list[AnswerRank], list[str]]:
     lines = [
         f"W is right first for {right} of {len(rows)} answers, the nearest word for {near}.",
         f"W alone is right for {len(alone)}{':' if alone else '.'}",
-        *(f"  {row.answer}: {row.reference}" for row in alone[: max(n, 1)]),
+        *(f"  {row.answer}: {row.reference}" for row in alone[:_N_SHOWN]),
     ]
-    if len(alone) > n:
-        lines.append(f"  and {len(alone) - n} more; all, and all ranks: --csv FILE")
+    if len(alone) > _N_SHOWN:
+        lines.append(f"  and {len(alone) - _N_SHOWN} more; all, and all ranks: --csv FILE")
     return rows, lines
 
 

@@ -17,11 +17,8 @@ _MAX_KEPT = 2000  # held-out subjects whose logits are kept until the end, for s
 class HalfMoments(nn.Module):
     """Second moments of the joint rows of both halves of the subjects, over batches and ranks.
 
-    Args:
-        layout: Layout of the rows.
-        chooses_ridges: Whether ridges are tried on a part of the fit half and judged on the rest,
-            so that the labels of both parts have moments of their own.
-        **options: Those of a torchmetrics ``Metric``.
+    If it `chooses_ridges`, they are tried on a part of the fit half and judged on the rest, whose
+    labels have moments of their own. Options are those of a torchmetrics ``Metric``.
     """
 
     def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:

@@ -243,11 +243,6 @@ class LinearProbe(LMStudy):
             "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},
         }
 
-    def linear_map(self) -> LinearMap:
-        """Return the fitted maps as an artifact of their own."""
-        assert self.fitted is not None
-        return LinearMap.of(self.fitted, self.lm)
-
     def build_results(self) -> Results | None:
         """Return scores, tables and figures; None if nothing was scored."""
         if self._findings is None:
@@ -259,9 +254,10 @@ class LinearProbe(LMStudy):
         """Write the maps, which are what took the time."""
         if self.trainer.state.fn == "predict":
             return
+        assert self.fitted is not None
         scores = () if self._findings is None else self._findings.scores
-        nearest = {score.pair: score.nearness for score in scores}
-        self.linear_map().with_nearest(nearest).save(folder / "linear_map")
+        nearest = {score.ends: score.nearness for score in scores}
+        LinearMap.of(self.fitted, self.lm, nearest).save(folder / "linear_map")
         if self._findings is None:
             rank_zero_warn(f"nothing was scored, so {folder} holds the maps alone")
             table = subjects_table({"fit": self.fit_subjects})

@@ -22,6 +22,7 @@ _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with
 _MAX_PATHS = 6  # panels
 _MAX_SHOWN = 16  # labels of either side in a figure of W
 _MAX_INFLUENCE_TABLES = 100
+_N_INFLUENCES = 5  # of each label
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
@@ -56,7 +57,7 @@ class ProbeFindings:
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference, in their order, or those of the highest r."""
         scored = [score for score in self.scores if score.label_mean is not None]
-        judged = [s for s in scored if self.layout.references.get(s.ends) is not None]
+        judged = [s for s in scored if self.layout.reference(s.ends).any()]
         best = sorted(scored, key=lambda score: -(score.label_mean or 0.0))
         return judged[:limit] or best[: min(limit, _MAX_WEIGHT_FIGURES)]
 
@@ -70,24 +71,23 @@ def probe_results(
     `partial_out` the knowledge that was partialled out.
     """
     scores, layout = findings.scores, findings.layout
-    known_for_some = {
-        "ridge_path": [
+    values: dict[str, Any] = {
+        "n_fit": int(findings.n_fit),
+        "n_test": int(findings.n_test),
+        "control": layout.control,
+        "pairs": [score.to_json() for score in scores],
+    }
+    if findings.path:
+        values["ridge_path"] = [
             {
                 "source": score.source,
                 "target": score.target,
                 "path": [_point(point[score.ends]) for point in findings.path],
             }
-            for score in (scores if findings.path else ())
-        ],
-        "left_out": dict(layout.left_out),
-    }
-    values = {
-        "n_fit": int(findings.n_fit),
-        "n_test": int(findings.n_test),
-        "control": layout.control,
-        "pairs": [score.to_json() for score in scores],
-        **{key: value for key, value in known_for_some.items() if value},
-    }
+            for score in scores
+        ]
+    if layout.left_out:
+        values["left_out"] = dict(layout.left_out)
     lm = short_name(lm)
     strengths = {f"{score.ridge:g}" for score in scores}
     note = (
@@ -233,32 +233,24 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     if len(findings.wordings) > len(scores):
         yield _spread(scores)
         yield _wordings(findings)
-    influences = [
-        {"pair": score.pair, **influence._asdict()}
-        for score in findings.notable(_MAX_INFLUENCE_TABLES)
-        for influence in top_influences(
-            findings.weights[score.ends],
-            texts[score.source].texts,
-            texts[score.target].texts,
-            reference=findings.layout.references.get(score.ends),
-        )
-    ]
+    shown = findings.notable(_MAX_INFLUENCE_TABLES)
+    influences = (row for score in shown for row in _influences(findings, score))
     hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
-    columns, caption = ["pair", *Influence._fields], "Highest weights of every label"
-    yield Table.of("influences", influences, columns, caption).sampled("label", influenced_1=hit)
+    caption = "Highest weights of every label"
+    yield Table.of("influences", influences, _INFLUENCE_COLUMNS, caption).sampled(
+        "label", influenced_1=hit
+    )
     shown = findings.notable(_MAX_WEIGHT_FIGURES)
     cells = [cell for score in shown for cell in _weight_cells(findings, score)]
-    yield Table.of("weights", cells, WeightCell, "The part of W that figures show")
+    yield Table.of("weights", cells, _WEIGHT_COLUMNS, "The part of W that figures show")
     yield subjects_table(findings.subjects)
 
 
 def _answers(findings: ProbeFindings) -> Table:
     """Return the rank of the best right target of each source label, by W and each baseline."""
     rows: list[dict[str, Any]] = []
-    for score in findings.scores:
-        reference = findings.layout.references.get(score.ends)
-        if reference is None or not score.ranks:
-            continue
+    for score in (one for one in findings.scores if one.ranks):
+        reference = findings.layout.reference(score.ends)
         source, target = (shown_names(findings.layout.domains[name]) for name in score.ends)
         near = score.ranks.get("causal_inner_product")
         for row, i in enumerate(np.flatnonzero(reference.any(0))):
@@ -284,30 +276,21 @@ def _answers(findings: ProbeFindings) -> Table:
     ).sampled("answer", only_w="only_w")
 
 
-@dataclass(frozen=True)
-class WeightCell:
-    """A weight of a figure of W, a row of the table ``weights``."""
-
-    pair: str
-    source: str
-    target: str
-    weight: float
-    share: float  #: The weight divided by the largest one of the source label.
-    nearest: float | None  #: The weight of the nearest word.
-    nearest_share: float | None  #: The same of the nearest word.
-    reference: bool  #: Whether the target label is right for the source label.
+# Weights of W and of the nearest word; shares are of the largest weight of the source label.
+_WEIGHT_COLUMNS = (
+    *("pair", "source", "target", "weight", "share"),
+    *("nearest", "nearest_share", "reference"),
+)
 
 
-def shown_part(
-    weight: _FLOATS, reference: npt.NDArray[np.bool_] | None
-) -> tuple[list[int], list[int]]:
+def shown_part(weight: _FLOATS, reference: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """Choose rows and columns of W, ``(n_target, n_source)``, at most 16 each.
 
     They are the first right target labels, and for each of them its first source label, then its
-    second, and so on: the same whatever W is. Without a reference they are the target labels with
-    the highest weights and the source labels of these.
+    second, and so on: the same whatever W is. Without any right label they are the target labels
+    with the highest weights and the source labels of these.
     """
-    if reference is not None and reference.any():
+    if reference.any():
         first = reference.argmax(0)[reference.any(0)]
         targets = list(dict.fromkeys(first.tolist()))[:_MAX_SHOWN]
         members = [np.flatnonzero(reference[target]).tolist() for target in targets]
@@ -323,36 +306,27 @@ def shown_part(
     return targets, sorted(chosen, key=lambda source: order[source])
 
 
-def _weight_cells(findings: ProbeFindings, score: PairScore) -> Iterator[WeightCell]:
-    weight, reference = findings.weights[score.ends], findings.layout.references.get(score.ends)
-    nearest = None if score.nearness is None else score.nearness.cpu().numpy()
+def _weight_cells(findings: ProbeFindings, score: PairScore) -> Iterator[tuple[Any, ...]]:
+    weight, right = findings.weights[score.ends], findings.layout.reference(score.ends)
     domains = [findings.layout.domains[name] for name in score.ends]
     source, target = map(shown_names, domains)
-    if reference is not None:
-        # Whole answers, if there are some, are easier to read than first words of them.
-        is_whole = [
-            [text in answers for text, answers in zip(one.texts, one.answer_texts, strict=True)]
-            for one in domains
-        ]
-        whole = reference & np.outer(is_whole[1], is_whole[0])
-    targets, sources = shown_part(
-        weight, whole if reference is not None and whole.any() else reference
-    )
-
-    def share(matrix: _FLOATS, i: int, j: int) -> float:
-        return float(matrix[i, j] / (np.abs(matrix[:, j]).max() or 1.0))
-
+    # Whole answers, if there are some, are easier to read than first words of them.
+    is_whole = [
+        [text in answers for text, answers in zip(one.texts, one.answer_texts, strict=True)]
+        for one in domains
+    ]
+    whole = right & np.outer(is_whole[1], is_whole[0])
+    targets, sources = shown_part(weight, whole if whole.any() else right)
+    matrices = [weight]
+    if score.nearness is not None:
+        matrices.append(score.nearness.cpu().numpy())
+    largest = [np.abs(matrix).max(0) for matrix in matrices]
     for i, j in product(targets, sources):
-        yield WeightCell(
-            score.pair,
-            source[j],
-            target[i],
-            float(weight[i, j]),
-            share(weight, i, j),
-            None if nearest is None else float(nearest[i, j]),
-            None if nearest is None else share(nearest, i, j),
-            bool(reference is not None and reference[i, j]),
-        )
+        cells: list[float | None] = []
+        for matrix, of_source in zip(matrices, largest, strict=True):
+            cells += [float(matrix[i, j]), float(matrix[i, j] / (of_source[j] or 1.0))]
+        cells += [None] * (4 - len(cells))
+        yield score.pair, source[j], target[i], *cells, bool(right[i, j])
 
 
 def shown_names(domain: Domain) -> list[str]:
@@ -389,54 +363,24 @@ def _wordings(findings: ProbeFindings) -> Table:
     return Table.of("wordings", rows, [*columns], "Every score of every pair in each wording")
 
 
-class Influence(NamedTuple):
-    """One of the highest weights of a label."""
-
-    direction: str
-    """``influenced``: `token` is a target of the source `label`; ``influencing``: `token` is a
-    source of the target `label`."""
-    label: str
-    rank: int  #: 1 for the highest weight.
-    token: str  #: The label at the other end.
-    weight: float
-    in_reference: bool | None
-    """Whether the reference pairs the two; None for labels without a reference."""
+# A `token` is a target of the source `label` (influenced), or a source of the target `label`
+# (influencing); `in_reference` is None for labels without a reference.
+_INFLUENCE_COLUMNS = ["pair", "direction", "label", "rank", "token", "weight", "in_reference"]
 
 
-def top_influences(
-    weight: _FLOATS,
-    source_labels: Sequence[str],
-    target_labels: Sequence[str],
-    n: int = 5,
-    reference: npt.NDArray[np.bool_] | None = None,
-) -> list[Influence]:
-    """Return the `n` highest weights of every label, in both directions.
-
-    The weights are W, ``(n_target_labels, n_source_labels)``; `reference` says which label pairs
-    are in the reference, shaped like W.
-
-    Example:
-        >>> w = np.array([[0.9, 0.1], [0.2, 0.7]])
-        >>> for one in top_influences(w, ["Paris", "Rome"], ["France", "Italy"], n=1):
-        ...     print(one.direction, one.label, one.token, one.weight)
-        influenced Paris France 0.9
-        influenced Rome Italy 0.7
-        influencing France Paris 0.9
-        influencing Italy Rome 0.7
-    """
-    rows: list[Influence] = []
-    known = np.zeros(weight.shape, dtype=bool) if reference is None else reference
+def _influences(findings: ProbeFindings, score: PairScore) -> Iterator[tuple[Any, ...]]:
+    """Yield the highest weights of every label of a pair, in both directions."""
+    weight, known = findings.weights[score.ends], findings.layout.reference(score.ends)
+    sources, targets = (findings.layout.domains[name].texts for name in score.ends)
     for direction, labels, tokens, matrix, right in (
-        ("influenced", source_labels, target_labels, weight.T, known.T),
-        ("influencing", target_labels, source_labels, weight, known),
+        ("influenced", sources, targets, weight.T, known.T),
+        ("influencing", targets, sources, weight, known),
     ):
-        order = np.argsort(-matrix, axis=1, kind="stable")[:, :n]
-        for i, label in enumerate(labels):
-            for rank, j in enumerate(order[i], start=1):
-                is_right = bool(right[i, j]) if right[i].any() else None
-                ends = direction, label, rank, tokens[j]
-                rows.append(Influence(*ends, float(matrix[i, j]), is_right))
-    return rows
+        order = np.argsort(-matrix, axis=1, kind="stable")[:, :_N_INFLUENCES]
+        for label, best, weights, is_right in zip(labels, order, matrix, right, strict=True):
+            for rank, j in enumerate(best, start=1):
+                in_reference = bool(is_right[j]) if is_right.any() else None
+                yield score.pair, direction, label, rank, tokens[j], float(weights[j]), in_reference
 
 
 def _english_names(domains: Iterable[Domain]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lincorr_lightning.functional import Moments, significance
 from lincorr_lightning.linear_map import solver
-from lincorr_lightning.linear_map.layout import Pair
+from lincorr_lightning.linear_map.layout import Pair, stem
 from lincorr_lightning.linear_map.scores import Numbers, PairScore
 from lincorr_lightning.linear_map.solver import FittedMaps, mean_r, split_targets
 from lincorr_lightning.results.table import number
@@ -64,7 +64,8 @@ def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: 
     numbers: dict[Pair, dict[str, float | None]] = {}
     alone = {score.ends: torch.from_numpy(score.label_r).square() for score in scores}
     fit, layout = fitted.moments, fitted.layout
-    if fit is None or not (partial_out := layout.removed):
+    partial_out = [name for name in layout.domains if stem(name) in layout.partial_out]
+    if fit is None or not partial_out:
         return numbers
     for source in layout.sources:
         if source in partial_out:

@@ -37,16 +37,16 @@ def verdict(scores: Sequence[PairScore], answers: Sequence[str]) -> list[str]:
 def conclusion(score: PairScore) -> str:
     """Return what the right answers of W say beside those of the best baseline."""
     low, high = score.above_best_macro_low, score.above_best_macro_high
-    is_constant = score.best_macro_baseline == "constant"
     if low is None or high is None:
         return f"{score.n_references} different answers are too few to tell them apart"
     if low > 0:
         return "W knows more than the vocabulary"
+    is_constant = score.best_macro_baseline == "constant"
+    other = "a constant answer" if is_constant else "the vocabulary"
     if high < 0:
-        return f"W knows less than {'a constant answer' if is_constant else 'the vocabulary'}"
-    interval = f"({points(low, high, bound=1)})"
-    other = "is no better than a constant answer" if is_constant else "knows no more than the "
-    return f"W {other}{'' if is_constant else 'vocabulary'} {interval}"
+        return f"W knows less than {other}"
+    verb = "is no better" if is_constant else "knows no more"
+    return f"W {verb} than {other} ({points(low, high, bound=1)})"
 
 
 def _of_answers(score: PairScore) -> str:

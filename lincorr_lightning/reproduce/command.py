@@ -35,6 +35,7 @@ from lincorr_lightning.lm.loading import weights_read_once
 from lincorr_lightning.reproduce import plan as planning
 from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import Item, LMRuns, PlannedRun, Settings
+from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
 from lincorr_lightning.terminal import write_out
@@ -185,7 +186,8 @@ class State:
         """Refuse to go on with finished runs that were made in another way."""
         for run in plan.runs:
             earlier = self.runs.get(f"{plan.name}/{run.name}", {}).get("inputs")
-            if earlier is None or not run.is_finished:
+            # Whatever version of this package wrote the results.
+            if earlier is None or not list(run.folder.glob(f"*/{RESULTS_FILE}")):
                 continue
             now = run_inputs(run, plan)
             changed = [

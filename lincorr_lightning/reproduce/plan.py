@@ -25,7 +25,6 @@ from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.paper import PaperNumber, paper_numbers, paper_section, quantities
-from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun, config_verb
 
 _LINEAR_MAP = "linear_map"
@@ -182,11 +181,6 @@ class PlannedRun:
         for key, value in self.options.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             yield f"--{key}={text}"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run has results, whatever version of this package wrote them."""
-        return (self.folder / _VERSION / RESULTS_FILE).is_file()
 
 
 @dataclass

@@ -411,19 +411,20 @@ _MIN_CELL_WITH_VALUE = 0.27
 _SIDES = 1.6  # colour bar and margins, in inches
 
 
-def correlation_heatmap(
-    matrix: DataFrame,
+def pairs_heatmap(
+    frame: DataFrame,
     title: str,
     subtitle: str = "",
     value_label: str = "r per answer",
-    limits: tuple[float, float] = (-1.0, 1.0),
+    limits: Sequence[float] = (-1.0, 1.0),
 ) -> Figure:
     """Draw a matrix as square cells with their values, as in the paper's figures 3 and 7.
 
-    `matrix` has a row per source and a column per target; NaN is shown hatched. `value_label` is
-    the meaning of the colours and `limits` the values of the extreme ones; from 0 on, there is one
-    hue.
+    `frame` has the sources in its first column, ``source``, and a column per target; NaN is shown
+    hatched. `value_label` is the meaning of the colours and `limits` the values of the extreme
+    ones; from 0 on, there is one hue.
     """
+    matrix = frame.set_index("source").astype(float)
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
     cells = matrix.to_numpy(dtype=float)
@@ -462,7 +463,7 @@ def correlation_heatmap(
 def draw_matrix(
     axes: Axes,
     matrix: DataFrame,
-    limits: tuple[float, float] = (-1.0, 1.0),
+    limits: Sequence[float] = (-1.0, 1.0),
     label_size: float = 8.0,
     line: float = 0.5,
 ) -> QuadMesh:
@@ -474,7 +475,7 @@ def draw_matrix(
         *edges,
         np.ma.masked_invalid(matrix.to_numpy(dtype=float)),
         cmap="Reds" if limits[0] == 0 else "RdBu_r",
-        clim=limits,
+        clim=tuple(limits),
         edgecolors="white",
         linewidth=line,
     )
@@ -496,15 +497,6 @@ def add_colour_bar(
     bar.set_label(label, color=INK)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-
-
-def pairs_heatmap(
-    cells: DataFrame, title: str, subtitle: str, value_label: str, limits: Sequence[float]
-) -> Figure:
-    """Draw a `correlation_heatmap` of a table with the sources in its first column."""
-    low, high = limits
-    matrix = cells.set_index("source").astype(float)
-    return correlation_heatmap(matrix, title, subtitle, value_label, (low, high))
 
 
 def short(value: float) -> str:

@@ -100,12 +100,20 @@ class Figure:
 
     @cached_property
     def png(self) -> bytes:
-        """The figure as the bytes of a PNG file."""
-        if self.file is not None:
-            return read_png(self.file)
-        from lincorr_lightning.results.plots import to_png
+        """The figure as the bytes of a PNG file; ReportError if its own is none, or cut short."""
+        if self.file is None:
+            from lincorr_lightning.results.plots import to_png
 
-        return to_png(self._drawn())
+            return to_png(self._drawn())
+        from PIL import Image
+
+        try:
+            png = regular_file(self.file).read_bytes()
+            Image.open(BytesIO(png), formats=["PNG"]).verify()
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            reason = f"{self.file} cannot be read as PNG: {error}. Run the study again."
+            raise ReportError(reason) from error
+        return png
 
     def _repr_png_(self) -> bytes:
         return self.png
@@ -120,18 +128,6 @@ class Figure:
             "of": [table.name for table in self.tables],
             "options": dict(self.options),
         }
-
-
-def read_png(path: Path) -> bytes:
-    """Return a file; raise ReportError if it is no PNG, or is cut short."""
-    from PIL import Image
-
-    try:
-        png = regular_file(path).read_bytes()
-        Image.open(BytesIO(png), formats=["PNG"]).verify()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ReportError(f"{path} cannot be read as PNG: {error}. Run the study again.") from error
-    return png
 
 
 @dataclass

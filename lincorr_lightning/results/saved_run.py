@@ -69,7 +69,11 @@ class SavedRun(Results):
         path = folder / RESULTS_FILE
         config = _read_config(folder)
         if not path.is_file():
-            raise ReportError(_why_no_results(folder, config))
+            command = cls("", folder=folder, config=config).command
+            raise ReportError(
+                f"{folder} has no {RESULTS_FILE}: it is not the folder of a run, or the run did "
+                f"not finish. Run it again{f' ({command})' if command else ''}, or leave it out."
+            )
         values = read_json(path, ReportError, _RUN_AGAIN)
         if values.get("schema") != SCHEMA:
             raise ReportError(
@@ -139,14 +143,6 @@ def config_verb(text: str) -> str:
     verbs = "fit|validate|test|predict|reproduce"
     command = re.search(rf"^#\s*lincorr ({verbs}) --config", text, re.MULTILINE)
     return command[1] if command else "fit"
-
-
-def _why_no_results(folder: Path, config: str) -> str:
-    command = SavedRun("", folder=folder, config=config).command
-    return (
-        f"{folder} has no {RESULTS_FILE}: it is not the folder of a run, or the run did not "
-        f"finish. Run it again{f' ({command})' if command else ''}, or leave it out."
-    )
 
 
 def _read_config(folder: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,8 +114,8 @@ class Table:
         caption: str = "",
         note: str = "",
         headline: bool = False,
-        headings: Mapping[str, str] | None = None,
-        formats: Mapping[str, str] | None = None,
+        headings: Mapping[str, str] = MappingProxyType({}),
+        formats: Mapping[str, str] = MappingProxyType({}),
     ) -> Table:
         """Make a table of records, mappings or sequences; other arguments are those of `Table`.
 
@@ -124,15 +125,11 @@ class Table:
         rows = list(rows)
         first = rows[0] if rows else ()
         record = columns if isinstance(columns, type) else type(first)
-        names: list[str] = []
-        all_headings = dict(headings or {})
-        all_formats = dict(formats or {})
-        if dataclasses.is_dataclass(record):
-            names, declared_headings, declared_formats = columns_of(record)
-            all_headings = declared_headings | all_headings
-            all_formats = declared_formats | all_formats
+        is_record = dataclasses.is_dataclass(record)
+        names, declared, declared_formats = columns_of(record) if is_record else ([], {}, {})
         if not isinstance(columns, type):
             names = list(columns) or names or list(first)
+        all_headings, all_formats = {**declared, **headings}, {**declared_formats, **formats}
         frame = make_frame(rows, names)
         return cls(name, frame, caption, note, headline, all_headings, all_formats)
 
@@ -235,7 +232,7 @@ class Table:
 History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
 
 
-def history_table(history: History, name: str = "history", caption: str = "") -> Table:
+def history_table(history: History) -> Table:
     """Return the table of what was logged at steps, a row per number, without those not finite."""
     rows = [
         (key, step, value)
@@ -243,8 +240,8 @@ def history_table(history: History, name: str = "history", caption: str = "") ->
         for step, value in points
         if math.isfinite(value)
     ]
-    caption = caption or "What was logged in the course of training."
-    return Table.of(name, rows, ("key", "step", "value"), caption, formats={"value": ".4g"})
+    caption = "What was logged in the course of training."
+    return Table.of("history", rows, ("key", "step", "value"), caption, formats={"value": ".4g"})
 
 
 def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:

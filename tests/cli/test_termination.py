@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lincorr_lightning import cli
-from lincorr_lightning.cli import entry_point
+from lincorr_lightning.cli import program
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from tests.launching import run_alone, run_in_two
@@ -205,7 +205,7 @@ def test_another_rank_that_failed(
     def fail() -> None:
         raise RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
 
-    monkeypatch.setattr(entry_point, "main", fail)
+    monkeypatch.setattr(program, "main", fail)
     with pytest.raises(SystemExit) as stop:
         cli.console()
     assert stop.value.code == 1

@@ -60,7 +60,6 @@ def check_places(tokenizer, ask, words, spell, reason):
     assert [str(grade) for grade in domain.completeness] == ["whole", "phrase", "whole", "phrase"]
     answers = ["Paris"], ["South Korea", "South Africa"], ["Rome"], ["North Korea"]
     assert tuple([answer.text for answer in label.answers] for label in domain.labels) == answers
-    assert domain.n_merged == 1
     assert reasons(domain) == {"Brunei": reason, "Zagreb": reason}
     for label in domain.labels:  # what an LM would generate after the prompt
         for answer in label.answers:

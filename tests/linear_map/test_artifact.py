@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import decoders, models, pre_tokenizers
 
 from lincorr_lightning.errors import LinearMapError, OutputError
 from lincorr_lightning.knowledge import Answer, Completeness, Knowledge, build_domain
 from lincorr_lightning.linear_map.artifact import LinearMap, PairMap
 from lincorr_lightning.linear_map.fitting import read_fit_subjects, warn_of_fit_subjects
 from lincorr_lightning.linear_map.weights import LabelSet
-from tests.toys import word_tokenizer
+from tests.toys import fast_tokenizer, word_tokenizer
 
 CITIES = ["Paris", "Rome", "Tokyo"]
 COUNTRIES = ["France", "Italy"]
@@ -189,7 +188,7 @@ def test_parts_that_do_not_fit_each_other(
 # -- other tokenizers, other LMs -------------------------------------------------------------
 
 
-def words(*words: str) -> PreTrainedTokenizerFast:
+def words(*words: str) -> Any:
     return word_tokenizer(words, special=["<unk>"])
 
 
@@ -210,10 +209,9 @@ def test_labels_that_are_other_tokens_of_an_lm_are_refused_by_name(folder: Path)
 def test_labels_of_a_domain_fit_its_own_tokenizer() -> None:
     """Also where two tokens read alike, so that the domain spells them out."""
     vocabulary = {"a": 0, "b": 1, "a</w>": 2, "b</w>": 3, ".": 4, ".</w>": 5}
-    backend = Tokenizer(models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.BPEDecoder(suffix="</w>")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    model = models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>")
+    split, join = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder(suffix="</w>")
+    tokenizer = fast_tokenizer(model, split, join)
     answers = tuple(Answer(text, text) for text in ("a", "ab", "b"))
     knowledge = Knowledge("city", "attribute", "en", "{} .", "city", answers)
     domain = build_domain(knowledge, tokenizer, keep=list(Completeness))

@@ -9,14 +9,12 @@ import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
-from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
-from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
-from lincorr_lightning.probe.module import LinearProbe
-from tests.toys import quiet_trainer, word_tokenizer
+from tests.probe.test_module import TEMPLATES, read_alone, run_probe
+from tests.toys import word_tokenizer
 
 PAIR = "city->country"
 
@@ -37,18 +35,13 @@ def naive(
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Subjects, and the logits of source and target, one prompt at a time."""
     subjects = sample_subjects(lm.tokenizer, 200, seed=1)
-    sides = []
-    for template, tokens in (
-        ("{} lives in the city of", relation.source.token_ids),
-        ("{} lives in the country of", relation.target.token_ids),
-    ):
-        stack = []
-        for x in subjects:
-            ids = lm.tokenizer(template.format(x), return_tensors="pt")["input_ids"]
-            with torch.no_grad():
-                stack.append(lm.model(input_ids=ids).logits[0, -1, tokens].double())
-        sides.append(torch.stack(stack).numpy())
-    return subjects, sides[0], sides[1]
+    source, target = (
+        read_alone(
+            lm, [TEMPLATES[domain.knowledge.name].format(x) for x in subjects], domain.token_ids
+        )
+        for domain in (relation.source, relation.target)
+    )
+    return subjects, source, target
 
 
 def test_equal_scikit_learn(
@@ -80,12 +73,11 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
     ridge: Any,
     tmp_path: Path,
 ) -> None:
-    probe = LinearProbe(LMConfig(small_lm), knowledge=["city", "country"], ridge=ridge)
-    data = SubjectsDataModule(probe.lm, n_subjects=250, batch_size=64)
-    trainer = quiet_trainer(tmp_path)
-    trainer.fit(probe, datamodule=data)
-    theirs = LinearMap.from_pretrained(Path(trainer.log_dir or "") / "linear_map")
-    ours = fit_linear_map(lm, relation, data.halves["fit"], ridge)
+    data = {"n_subjects": 250}
+    _, trainer, run = run_probe(tmp_path, small_lm, data=data, pairs=[PAIR], ridge=ridge)
+    theirs = LinearMap.from_pretrained(run / "linear_map")
+    fitted_on = trainer.datamodule.halves["fit"]  # type: ignore[attr-defined]
+    ours = fit_linear_map(lm, relation, fitted_on, ridge)
     assert ours.ridge[PAIR] == theirs.ridge[PAIR]
     # The LM's own digits differ between batches; ridge 0 magnifies them.
     torch.testing.assert_close(ours.weight(PAIR), theirs.weight(PAIR), rtol=1e-4, atol=1e-4)

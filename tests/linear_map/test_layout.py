@@ -1,11 +1,13 @@
 """Joint rows are those that the LM gives now, read once for everything that was announced."""
 
+import numpy as np
 import pytest
 import torch
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.layout import JointLayout, RowReader
+from tests.probe.test_module import read_alone
 from tests.toys import recorded_passes
 
 SUBJECTS = ["name1", "name2", "name3"]
@@ -27,16 +29,11 @@ def layouts(lm):
 
 def by_hand(lm, layout):
     """One prompt at a time, all logits, sliced."""
-    rows = []
-    for subject in SUBJECTS:
-        row = []
-        for domain in layout.domains.values():
-            prompt = domain.knowledge.template.replace("{}", subject)
-            ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
-            with torch.no_grad():
-                row.append(lm.model(ids).logits[0, -1, domain.token_ids].double())
-        rows.append(torch.cat(row))
-    return torch.stack(rows)
+    rows = [
+        read_alone(lm, [one.knowledge.template.format(x) for x in SUBJECTS], one.token_ids)
+        for one in layout.domains.values()
+    ]
+    return torch.from_numpy(np.hstack(rows))
 
 
 def test_rows_of_all_announced_layouts_come_from_one_pass(lm, layouts, monkeypatch):

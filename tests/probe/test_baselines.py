@@ -12,16 +12,13 @@ import torch
 from scipy import stats
 from sklearn.linear_model import Ridge
 
-from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.functional import causal_whitening, moments_of
 from lincorr_lightning.linear_map.baselines import random_words, vocabulary_baselines
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.scores import score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import fit_layout
-from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.probe.module import LinearProbe
 from tests.nearness import causal_nearness
-from tests.toys import quiet_trainer
+from tests.probe.test_module import run_probe
 
 WIDTH, N_SOURCE, N_TARGET, RIDGE = 48, 30, 6, 20.0
 SOURCE, TARGET, WORDS = range(30), range(30, 36), range(36, 66)
@@ -259,11 +256,10 @@ def test_random_words_of_a_run(small_lm: str, tmp_path: Path) -> None:
     """They are whole words and no labels; without them, other numbers are the same."""
     pairs = []
     for n in (20, 0):
-        probe = LinearProbe(LMConfig(small_lm), pairs=["city->country"], random_labels=n)
-        trainer = quiet_trainer(tmp_path / str(n))
-        trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
-        results = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())
-        pairs += results["pairs"]
+        options: dict[str, Any] = {"pairs": ["city->country"], "ridge": "auto", "random_labels": n}
+        folder, data = tmp_path / str(n), {"n_subjects": 120, "batch_size": 50}
+        probe, _, run = run_probe(folder, small_lm, data=data, **options)
+        pairs += json.loads((run / "results.json").read_text())["pairs"]
         if n:
             words, labels = probe.layout.words, set(probe.layout.domains["city"].token_ids)
             texts = probe.lm.tokenizer.batch_decode([[token] for token in words["city"]])

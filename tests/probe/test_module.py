@@ -39,6 +39,16 @@ TEMPLATES = {
 }
 
 
+def read_alone(lm: LanguageModel, prompts: list[str], tokens: list[int]) -> np.ndarray:
+    """Logits after each prompt by transformers, one prompt at a time, in float64."""
+    rows = []
+    for prompt in prompts:
+        with torch.no_grad():
+            logits = lm.model(**lm.tokenizer(prompt, return_tensors="pt")).logits
+        rows.append(logits[0, -1, tokens].double().numpy())
+    return np.stack(rows)
+
+
 def run_probe(
     folder: Path,
     lm: str | LMConfig,
@@ -76,20 +86,13 @@ def naive(small_lm: str, fitted: Fitted) -> dict[str, dict[str, np.ndarray]]:
     linear_map = LinearMap.from_pretrained(fitted[2] / "linear_map")
     lm = LanguageModel.from_pretrained(small_lm)
     rows = read_table(fitted[2] / "tables" / "subjects.csv")
-
-    def logits(subject: str, name: str) -> torch.Tensor:
-        prompt = lm.tokenizer(TEMPLATES[name].format(subject), return_tensors="pt")
-        with torch.no_grad():
-            return lm.model(**prompt).logits[0, -1, list(linear_map.token_ids(name))].double()
-
+    subjects = {half: [r["subject"] for r in rows if r["half"] == half] for half in ("fit", "test")}
     return {
         half: {
-            name: torch.stack(
-                [logits(row["subject"], name) for row in rows if row["half"] == half]
-            ).numpy()
-            for name in TEMPLATES
+            name: read_alone(lm, [template.format(x) for x in xs], linear_map.token_ids(name))
+            for name, template in TEMPLATES.items()
         }
-        for half in ("fit", "test")
+        for half, xs in subjects.items()
     }
 
 

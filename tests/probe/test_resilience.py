@@ -15,24 +15,12 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.resilience import MapResilience
+from tests.probe.test_module import run_probe
+from tests.probe.test_wordings import COUNTRY_OF
 from tests.toys import mean_r, quiet_trainer, read_table
 
 NAMES = ["city", "country", "color"]
-COUNTRIES = {
-    "Paris": "France",
-    "Tokyo": "Japan",
-    "Berlin": "Germany",
-    "Madrid": "Spain",
-    "Rome": "Italy",
-    "Vienna": "Austria",
-    "Oslo": "Norway",
-    "Cairo": "Egypt",
-    "Lima": "Peru",
-    "Beijing": "China",
-    "Moscow": "Russia",
-}
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +164,8 @@ def test_pairing_and_cosines_of_old_and_refitted_maps(small_lm, changed_lm, comp
     for prefix, weight in (("", old), ("refitted_", new), ("gaussian_states", old_w0)):
         hits = defaultdict(list)
         for i, city in enumerate(cities):
-            if city.strip() in COUNTRIES:
-                country = COUNTRIES[city.strip()]
+            if city.strip() in COUNTRY_OF:
+                country = COUNTRY_OF[city.strip()]
                 hits[country].append(countries[weight[:, i].argmax()].strip() == country)
         micro, macro = ("_1", "_macro_1") if "gaussian" in prefix else ("influenced_1", "macro_1")
         assert sum(map(len, hits.values())) > 8
@@ -216,13 +204,11 @@ def test_vocabularies_with_other_words_have_no_random_words(compared, small_lm, 
 @pytest.fixture(scope="module")
 def probed(small_lm, tmp_path_factory):
     """A probe's run, with a ridge of its own."""
-    folder = tmp_path_factory.mktemp("probe")
-    probe = LinearProbe(LMConfig(small_lm), knowledge=NAMES, ridge=1.0, control=None)
-    quiet_trainer(folder, logger=False).fit(
-        probe, SubjectsDataModule(probe.lm, n_subjects=240, batch_size=64)
+    folder, options = tmp_path_factory.mktemp("probe"), {"knowledge": NAMES, "control": None}
+    return (
+        run_probe(folder, small_lm, data={"n_subjects": 240}, ridge=1.0, **options)[2]
+        / "linear_map"
     )
-    (path,) = folder.rglob("linear_probe/*/linear_map")
-    return path
 
 
 def test_maps_of_a_folder(probed, small_lm, changed_lm, logits, tmp_path):

@@ -201,38 +201,29 @@ def test_answers_that_w_alone_gives_are_listed(results: Results) -> None:
     ]
 
 
+NEAREST = "causal_inner_product"
 BEST = {"best_macro_1": 0.5, "n_references": 9, "q": 0.5, "random_label_mean": 0.9}
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
+    ("low", "high", "baseline", "expected"),
     [
-        ({"above_best_macro_low": 0.1, "above_best_macro_high": 0.2}, "more than the vocabulary"),
-        ({"above_best_macro_low": -0.2, "above_best_macro_high": -0.1}, "less than the vocabulary"),
-        (
-            {"above_best_macro_low": -0.2, "above_best_macro_high": 0.1},
-            "no more than the vocabulary (95 %: −20 to +10 points)",
-        ),
-        (
-            {"above_best_macro_low": -1.28, "above_best_macro_high": 0.08},
-            "no more than the vocabulary (95 %: −100 to +8 points)",
-        ),
-        (
-            {
-                "above_best_macro_low": -0.2,
-                "above_best_macro_high": 0.1,
-                "best_macro_baseline": "constant",
-            },
-            "no better than a constant answer",
-        ),
-        ({"n_references": 3}, "3 different answers are too few"),
+        (0.1, 0.2, NEAREST, "more than the vocabulary"),
+        (-0.2, -0.1, NEAREST, "less than the vocabulary"),
+        (-0.2, 0.1, NEAREST, "no more than the vocabulary (95 %: −20 to +10 points)"),
+        (-1.28, 0.08, NEAREST, "no more than the vocabulary (95 %: −100 to +8 points)"),
+        (-0.2, 0.1, "constant", "no better than a constant answer (95 %: −20 to +10 points)"),
+        (None, None, NEAREST, "9 different answers are too few"),
     ],
 )
-def test_the_verdict_names_what_w_is_worth(numbers: dict[str, Any], expected: str) -> None:
+def test_the_verdict_names_what_w_is_worth(
+    low: float | None, high: float | None, baseline: str, expected: str
+) -> None:
     score = next(score for score in make_scores() if score.ends == PAIR)
-    best = BEST | {"best_macro_baseline": "causal_inner_product"}
-    first, alone, r, *others = make_results([replace(score, **best | numbers)]).verdict
-    name = "one constant answer" if "constant" in expected else "the nearest word"
+    best = BEST | {"above_best_macro_low": low, "above_best_macro_high": high}
+    judged = replace(score, **best, best_macro_baseline=baseline)
+    first, alone, r, *others = make_results([judged]).verdict
+    name = "one constant answer" if baseline == "constant" else "the nearest word"
     start = f"city→country: W gives the right country for 60 % of answers (mean by country), {name}"
     first = first.replace("\N{NO-BREAK SPACE}", " ")
     assert first.startswith(f"{start} for 50 %: ") and expected in first

@@ -10,13 +10,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.callbacks import Generalization
-from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.scores import PairScore, by_completeness
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.probe.module import LinearProbe
+from tests.probe.test_module import run_probe
 from tests.toys import quiet_trainer, read_table, save_toy_lm
 
 KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]
@@ -45,12 +44,8 @@ def cutting_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_probe_reports_scores_by_completeness(
     cutting_lm: str, tmp_path: Path, subwords: bool
 ) -> None:
-    probe = LinearProbe(
-        lm=LMConfig(name_or_path=cutting_lm), pairs=["city->country"], subwords=subwords
-    )
-    trainer = quiet_trainer(tmp_path)
-    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=150, batch_size=50))
-    run = Path(trainer.log_dir or "")
+    options = {"pairs": ["city->country"], "subwords": subwords}
+    _, _, run = run_probe(tmp_path, cutting_lm, data={"n_subjects": 150}, **options)
     (pair,) = json.loads((run / "results.json").read_text())["pairs"]
     # Bra(zil) and the others are unknown words here.
     counts = {kind: one["n_labels"] for kind, one in pair["completeness"].items()}
@@ -94,7 +89,7 @@ def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_pat
 def test_hits_are_those_of_each_kind_alone() -> None:
     rng = np.random.default_rng(0)
     r, weight = torch.rand(4), torch.from_numpy(rng.normal(size=(4, 30)))
-    reference = rng.random((4, 30)) < 0.4
+    reference = torch.from_numpy(rng.random((4, 30)) < 0.4)
     whole = PairScore("a", "b", label_r=r.numpy())
     found = by_completeness(whole, weight, reference, KINDS)
     assert set(found) == {"whole", "phrase", "subword"}
@@ -116,10 +111,9 @@ def test_hits_are_those_of_each_kind_alone() -> None:
 def test_knowledge_without_words_in_the_vocabulary_is_left_out(
     cutting_lm: str, tmp_path: Path
 ) -> None:
-    probe = LinearProbe(lm=LMConfig(name_or_path=cutting_lm), knowledge=["attribute"])
-    trainer = quiet_trainer(tmp_path)
-    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100, batch_size=50))
-    left_out = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())["left_out"]
+    data = {"n_subjects": 100}
+    _, _, run = run_probe(tmp_path, cutting_lm, data=data, knowledge=["attribute"])
+    left_out = json.loads((run / "results.json").read_text())["left_out"]
     assert len(left_out) == 21
     assert not {"city", "country"} & set(left_out)
     assert "language" in left_out["language"] or "speaks" in left_out["language"]

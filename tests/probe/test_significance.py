@@ -12,10 +12,9 @@ from scipy import stats
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning import LanguageModel
-from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
-from tests.toys import mean_r, quiet_trainer, read_table
+from tests.probe.test_module import run_probe
+from tests.toys import mean_r, read_table
 
 pytestmark = pytest.mark.slow
 
@@ -27,13 +26,8 @@ FREE = ("pet",)
 def _run(
     folder: Path, n_subjects: int, **options: Any
 ) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
-    options = {"ridge": 0.0, **options}
-    probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **options)
-    trainer = quiet_trainer(folder)
-    trainer.fit(
-        probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=n_subjects, batch_size=200)
-    )
-    run = Path(trainer.log_dir or "")
+    data = {"n_subjects": n_subjects, "batch_size": 200}
+    probe, trainer, run = run_probe(folder, "tiny-world", data=data, **options)
     return json.loads((run / "results.json").read_text()), probe, trainer, run
 
 

@@ -18,10 +18,15 @@ from pandas import DataFrame
 from PIL import Image
 
 from lincorr_lightning.results import plots, results
-from lincorr_lightning.results.plots import correlation_heatmap, to_png, training_curves
+from lincorr_lightning.results.plots import pairs_heatmap, to_png, training_curves
 from lincorr_lightning.results.table import history_table
 from tests.figure_checks import LONG, assert_legible, pixels
 from tests.toys import drawn_figures
+
+
+def heatmap(matrix: DataFrame, *titles: str, **options: Any) -> Figure:
+    """The heat map of sources in the index."""
+    return pairs_heatmap(matrix.rename_axis("source").reset_index(), *titles, **options)
 
 
 def colour_at(figure: Figure, row: float, column: float) -> np.ndarray:
@@ -39,7 +44,7 @@ def names(n: int) -> list[str]:
 def test_heatmap_is_legible_at_every_size(shape: tuple[int, int]) -> None:
     matrix = np.random.default_rng(0).uniform(-1, 1, shape)
     rows, columns = names(shape[0]), [f"t{i}" for i in range(shape[1])]
-    figure = correlation_heatmap(DataFrame(matrix, rows, columns), f"r in {LONG}", "5,000 subjects")
+    figure = heatmap(DataFrame(matrix, rows, columns), f"r in {LONG}", "5,000 subjects")
     assert_legible(figure)
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == rows
@@ -74,7 +79,7 @@ def test_a_picture_has_the_cells_of_its_heat_maps() -> None:
 
 def test_colours_mean_the_same_in_every_figure() -> None:
     matrix = np.array([[0.2, -0.2, 0.0], [np.nan, 0.1, 0.2]])
-    figure = correlation_heatmap(DataFrame(matrix, list("ab"), list("xyz")), "title")
+    figure = heatmap(DataFrame(matrix, list("ab"), list("xyz")), "title")
     (image,) = figure.axes[0].collections
     assert image.get_clim() == (-1, 1)
     positive, negative, zero = (colour_at(figure, 0.35, i + 0.35) for i in range(3))
@@ -99,7 +104,7 @@ def test_colours_mean_the_same_in_every_figure() -> None:
 def test_figures_are_not_in_the_user_s_style(style: dict[str, Any]) -> None:
     def draw() -> Figure:
         matrix = DataFrame([[0.5, math.nan]], ["a"], ["b", "c"])
-        return correlation_heatmap(matrix, "a title", limits=(0, 0.001))
+        return heatmap(matrix, "a title", limits=(0, 0.001))
 
     with drawn_figures(), matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -113,7 +118,7 @@ def test_figures_are_not_in_the_user_s_style(style: dict[str, Any]) -> None:
 def test_a_figure_is_shown_in_a_notebook_as_it_was_changed() -> None:
     matrix = DataFrame([[0.5]], ["a"], ["b"])
     with drawn_figures():
-        drawn = results.Figure("name", "caption", lambda: correlation_heatmap(matrix, "a title"))
+        drawn = results.Figure("name", "caption", lambda: heatmap(matrix, "a title"))
         figure: Any = drawn.matplotlib()
         assert figure._repr_png_() == drawn.png
         figure.texts[0].set_fontfamily("serif")
@@ -129,7 +134,7 @@ def test_fonts_follow_one_another_character_by_character(monkeypatch: pytest.Mon
     monkeypatch.setattr(plots, "_installed_fonts", lambda: ["STIXSizeOneSym", "DejaVu Sans"])
     first = font_manager.get_font(font_manager.findfont("STIXSizeOneSym")).get_charmap()
     assert ord("a") not in first
-    figure = correlation_heatmap(DataFrame(np.eye(2), ["Москва", "上海"], ["a", "b"]), "东京 t")
+    figure = heatmap(DataFrame(np.eye(2), ["Москва", "上海"], ["a", "b"]), "东京 t")
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # matplotlib's of a missing glyph
         plots.use_installed_fonts(figure)
@@ -142,9 +147,7 @@ def test_fonts_follow_one_another_character_by_character(monkeypatch: pytest.Mon
 
 def test_labels_of_all_kinds() -> None:
     labels = ["$\\frac{$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
-    figure = correlation_heatmap(
-        DataFrame(np.zeros((5, 5)), labels, labels), "100% of $W$ in a_b^c"
-    )
+    figure = heatmap(DataFrame(np.zeros((5, 5)), labels, labels), "100% of $W$ in a_b^c")
     assert_legible(figure)
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert shown[:3] == ["$\\frac{$", "a b c", "␣"]
@@ -160,10 +163,9 @@ import matplotlib
 def settings():  # looking at the backend alone would choose one
     return {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
 before = settings()
-import numpy as np
 from pandas import DataFrame
 from lincorr_lightning.results import plots
-plots.to_png(plots.correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t"))
+plots.to_png(plots.pairs_heatmap(DataFrame({"source": list("ab"), "a": 0.1, "b": 0.2}), "t"))
 assert "matplotlib.pyplot" not in sys.modules
 assert settings() == before
 """

@@ -110,7 +110,7 @@ def test_a_console_in_ascii_keeps_signs(
     written = BytesIO()
     monkeypatch.setattr("sys.stdout", TextIOWrapper(written, "ascii"))
     monkeypatch.setattr("sys.argv", ["lincorr", "compare", *(str(probe(r=r)) for r in (0.9, 0.2))])
-    monkeypatch.setattr("lincorr_lightning.cli.entry_point.exit_at_signals", nullcontext)
+    monkeypatch.setattr("lincorr_lightning.cli.program.exit_at_signals", nullcontext)
     for name in ("MPLBACKEND", "TOKENIZERS_PARALLELISM"):
         monkeypatch.setenv(name, "")  # restored after the program has set it
     console()

@@ -170,7 +170,7 @@ def test_what_is_no_run_is_refused_before_anything_is_written(probe: Make, tmp_p
         write_report([], tmp_path / "out")
     damaged = probe("b")
     (damaged / "figures" / "matrix.png").write_bytes(b"\x89PNG")
-    with pytest.raises(ReportError, match=r"matrix\.png cannot be read"):
+    with pytest.raises(ReportError, match=r"matrix\.png cannot be read as PNG"):
         write_report([probe(), damaged], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pandas import DataFrame
 
-from lincorr_lightning.results.plots import correlation_heatmap
+from lincorr_lightning.results.plots import pairs_heatmap
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
@@ -71,8 +71,9 @@ def test_it_sorts_filters_enlarges_and_shows_cells(tmp_path: Path) -> None:
     names = [HOSTILE, *(f"name->{i}" for i in range(1, len(numbers)))]
     rows = [[name, r, *["wide"] * 9] for name, r in zip(names, numbers, strict=True)]
     about = [*"abcdefghijk"], HOSTILE, HOSTILE, True, {}, {"b": ".1f"}
-    cells = DataFrame([[0.5, None], [1, -0.1234567]], [HOSTILE, "\x07\u202e\"&lt;'"], ["to->", "b"])
-    figure = Figure("f", HOSTILE, lambda: correlation_heatmap(cells, HOSTILE))
+    sources = [HOSTILE, "\x07\u202e\"&lt;'"]
+    cells = DataFrame({"source": sources, "to->": [0.5, 1], "b": [None, -0.1234567]})
+    figure = Figure("f", HOSTILE, lambda: pairs_heatmap(cells, HOSTILE))
     tables = [Table.of("t", rows, *about), Table.of("one", rows[:1], *about)]
     results = Results("s", {}, {}, tables, [figure], lm_info("x" * 99), verdict=[HOSTILE])
     with drawn_figures():

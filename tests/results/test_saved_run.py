@@ -89,13 +89,6 @@ def test_damaged_files(probe: Make, name: str, content: bytes) -> None:
     refused(run, match=f"{run / name} cannot be read.*Run the study again")
 
 
-def test_a_picture_that_was_cut_short(probe: Make) -> None:
-    path = probe() / "figures" / "matrix.png"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ReportError, match=r"matrix\.png cannot be read as PNG"):
-        _ = SavedRun.read(path.parents[1]).figures[0].png
-
-
 # -- the summary at the end of a run --
 
 
