@@ -80,7 +80,6 @@ class SparseAutoencoders(studies.LMStudy):
         self.saes = saes
         self.seed = seed
         self.stacked: StackedAutoencoders | None = None
-        self.history: dict[str, list[tuple[int, float]]] = {}
         self.scores: dict[str, Any] | None = None  #: See `held_out_scores`.
         self.n_tokens = 0  #: Number of tokens that this rank trained on.
         self._loaded: dict[HookPoint, SparseAutoencoder] = {}
@@ -159,9 +158,7 @@ class SparseAutoencoders(studies.LMStudy):
         }
         for name, values in curves.items():
             for hook_point, value in zip(saes.hook_points, values.tolist(), strict=True):
-                tag = f"{name}/{hook_point.id}"
-                self.history.setdefault(tag, []).append((self.global_step, value))
-                self.log(f"train/{tag}", value, batch_size=1)
+                self.log(f"train/{name}/{hook_point.id}", value, batch_size=1)
         self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -208,18 +205,14 @@ class SparseAutoencoders(studies.LMStudy):
             "n_tokens": int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
             "seconds": self.seconds,
         }
-        return sae_results(self.scores, self.history, self.lm.config.name_or_path, values)
+        return sae_results(self.scores, values)
 
     def write_artifacts(self, folder: Path) -> None:
         if self.trainer.state.fn == "fit":
             save_saes(self.trained(), folder)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        return {
-            "history": {tag: list(points) for tag, points in self.history.items()},
-            "n_tokens": self.n_tokens,
-            "scores": self.scores,
-        }
+        return {"n_tokens": self.n_tokens, "scores": self.scores}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other SAEs, also where they are only scored."""
@@ -228,7 +221,5 @@ class SparseAutoencoders(studies.LMStudy):
         studies.require_same(checkpoint["hyper_parameters"], settings, "model.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        history = state["history"].items()
-        self.history = {tag: [tuple(point) for point in points] for tag, points in history}
         self.n_tokens = state["n_tokens"]
         self.scores = state["scores"]

@@ -137,6 +137,7 @@ MATCHER = matcher_of({at: torch.eye(3) for at in (BELOW, STREAM)})
     [
         (lambda: MATCHER.follow(Feature(MLP, 0)), "no SAE for the mlp_out of layer 1; there"),
         (lambda: MATCHER.follow(Feature(STREAM, 3)), "no feature 3; it has 3, counted from 0"),
+        (lambda: MATCHER.follow(Feature(STREAM, -1)), "no feature -1; it has 3"),
         (
             lambda: matcher_of({HookPoint(i, "residual"): torch.eye(3) for i in (0, 2)}),
             "residual of layer 1, between",
