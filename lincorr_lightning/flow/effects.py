@@ -34,8 +34,7 @@ def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     A row per combination of values in the columns `by` of `CutEffect` has r, the number n of cases,
     ``matched_success``, ``random_success`` and so on.
     """
-    every = cuts[cuts["sources"] == "all"]
-    lowest = every[every["r"] == every["r"].min()]
+    lowest = cuts[cuts["r"] == cuts["r"].min()]
     effects = lowest[[*EFFECTS]].astype(float)
     weights = effects.notna().mul(lowest["n"], axis=0)
     keys = [lowest[name] for name in (*by, "cut")]
