@@ -168,17 +168,13 @@ class BlockActivations:
         self.block = torch.empty(0)
         """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
 
-    def read(self, batch: TokenStep | TokenRows) -> Tensor:
-        """Return the activations of a batch's tokens in their order, as `block`."""
-        if isinstance(batch, TokenRows):
-            self._block = None
-            self.block = self._read(batch)
-            return self.block
-        if batch.block != self._block:
+    def read(self, step: TokenStep) -> Tensor:
+        """Return the activations of a step's tokens in their order, as `block`."""
+        if step.block != self._block:
             self.block = torch.empty(0)  # frees the last block's memory first
-            self.block = self._read(batch.texts)
-            self._block = batch.block
-        return self.block[:, batch.positions]
+            self.block = self._read(step.texts)
+            self._block = step.block
+        return self.block[:, step.positions]
 
     def _read(self, texts: TokenRows) -> Tensor:
         model = self._lm.model

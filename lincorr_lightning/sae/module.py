@@ -32,11 +32,10 @@ from lincorr_lightning.sae.stacked import (
 class SparseAutoencoders(studies.LMStudy):
     """Trains an SAE at every hook point of an LM: after each layer, and each MLP and attention.
 
-    A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
-    tokens of some texts. The LM reads a block once; its activations are shuffled over the block's
-    steps and never stored. The learning rate of Adam increases linearly over the first 5 % of the
-    steps and decreases linearly to 0 over the last 40 %. A resumed run gives the same weights bit
-    for bit on the same processor.
+    A training batch is a `TokenStep`, some tokens of a block of texts. The LM reads a block once;
+    its activations are shuffled over the block's steps and never stored. The learning rate of Adam
+    increases linearly over the first 5 % of the steps and decreases linearly to 0 over the last
+    40 %. A resumed run gives the same weights bit for bit on the same processor.
 
     A validation batch is `TokenRows`: held-out texts score, for each hook point, the explained
     variance, the active and the dead features and the LM's loss with the reconstruction. ``lincorr
@@ -115,12 +114,12 @@ class SparseAutoencoders(studies.LMStudy):
         if self._n_steps < 1:
             raise ConfigError("the training DataLoader has no length. Set trainer.max_steps.")
 
-    def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: TokenStep, batch_idx: int) -> None:
         step = self.trainer.global_step
         # A scheduler would be a step off after a resume in the middle of the epoch.
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * learning_rate_factor(step, self._n_steps)
-        studies.require_batch(self, batch, TokenRows, TokenStep)
+        studies.require_batch(self, batch, TokenStep)
         saes = self._trained
         if self._reader is None:
             self._reader = BlockActivations(self.lm, saes.hook_points)
@@ -130,7 +129,7 @@ class SparseAutoencoders(studies.LMStudy):
             for tensor in (saes.input_scale, saes.decoder_bias):
                 tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
-    def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
+    def training_step(self, batch: TokenStep, batch_idx: int) -> Tensor:
         self.n_tokens += self._activations.shape[1]
         losses: StepLosses = self._trained(self._activations)
         n_active = losses.n_active
