@@ -78,21 +78,11 @@ def test_prefix_may_be_there_or_lack(folder: Path, caplog: pytest.LogCaptureFixt
         assert torch.equal(embedding.weight, expected)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda w: w[:-2], f"{KEY}.* has {VOCAB - 2} rows, but the tokenizer's largest id"),
-        (lambda w: (10 * w).to(torch.int8), f"{KEY}.*not a matrix of floating-point numbers"),
-        (lambda w: None, "has no token embedding: its tensors are lm_head"),
-    ],
-)
-def test_tensors_without_a_vocabulary(change: Any, reason: str, folder: Path) -> None:
+def test_a_checkpoint_without_a_vocabulary(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    changed = change(tensors.pop(KEY))
-    if changed is not None:
-        tensors[KEY] = changed.clone()
+    del tensors[KEY]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(LanguageModelError, match=reason):
+    with pytest.raises(LanguageModelError, match="has no token embedding: its tensors are lm_head"):
         read(folder)
 
 
