@@ -8,7 +8,7 @@ from lincorr_lightning.results.plots import BLUE, bars
 
 def mappings_figure(mappings: DataFrame, relation: str, lm: str, n_new: int) -> Figure:
     """Draw what is generalized under each mapping, from the table ``mappings`` (paper, table 7)."""
-    nulls = {"majority": "constant answer", "causal_inner_product": "nearest word"}
+    nulls = {"causal_inner_product": "nearest word", "majority": "constant answer"}
     n_seeds = mappings["n_seeds"].iloc[0]
     spread = f"mean and std of {n_seeds} seeds" if n_seeds > 1 else "one seed"
     composed = mappings.assign(share=mappings["generalized"], phase="after paired texts")
@@ -24,8 +24,7 @@ def mappings_figure(mappings: DataFrame, relation: str, lm: str, n_new: int) -> 
         subtitle=f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
         f"{spread}",
         error="std",
-        marks={"causal_inner_product": "nearest word", "majority": "constant answer"}
-        | {"paper": "paper (Llama-3)"},
+        marks=nulls | {"paper": "paper (Llama-3)"},
         colours={"after paired texts": BLUE, "without paired texts": "#9DC3E6"},
         label="new subjects",
     )

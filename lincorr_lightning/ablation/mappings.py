@@ -40,10 +40,6 @@ class PairedLabels:
         mask: npt.NDArray[np.bool_] = self.relation.reference_mask.T
         return mask[np.ix_(self.sources, self.target_domain)]
 
-    def source_text(self, index: int) -> str:
-        """Return the text of a source label."""
-        return self.relation.source.texts[self.sources[index]]
-
 
 @dataclass(frozen=True)
 class MappedLabels:
@@ -115,7 +111,8 @@ def map_labels(
     source_tokens = [source.token_ids[i] for i in labels.sources]
     token_of = {i: target.token_ids[k] for i, k in zip(domain, renamed, strict=True)}
     if name == "letters":
-        source_tokens = _letters(source.knowledge, map(labels.source_text, order), tokenizer)
+        texts = (source.texts[i] for i in labels.sources)
+        source_tokens = _letters(source.knowledge, texts, tokenizer)
         letters = _letters(target.knowledge, (target.texts[i] for i in domain), tokenizer)
         token_of = dict(zip(domain, letters, strict=True))
     domain_tokens = list(dict.fromkeys(token_of.values()))

@@ -92,21 +92,12 @@ class SubjectsDataModule(StudyData):
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         require_one_of("data.test_on", test_on, ("held_out", "all"))
         self.save_hyperparameters(ignore=["lm"])
-        self.n_subjects = n_subjects
-        self.words_per_subject = words_per_subject
-        self.subject_kind: SubjectKind = subject_kind
-        self.fit_fraction = fit_fraction
-        self.batch_size = batch_size
-        self.seed = seed
-        self.test_on = test_on
-        self.subjects_file = subjects_file
-        self.predict_subjects = predict_subjects
         self.halves: dict[Half, list[str]] = {}
 
     def setup(self, stage: str) -> None:
         """Sample the subjects and split them; the same on all ranks."""
         subjects = self._all_subjects()
-        n_fit = round(len(subjects) * self.fit_fraction)
+        n_fit = round(len(subjects) * self.hparams["fit_fraction"])
         self.halves = {"fit": subjects[:n_fit], "test": subjects[n_fit:]}
         self.keep_contents(subjects_file=subjects)
         for half, members in self.halves.items():
@@ -120,27 +111,27 @@ class SubjectsDataModule(StudyData):
                 require_items(self.trainer, len(members), what, "raise data.n_subjects")
 
     def _all_subjects(self) -> list[str]:
-        n = self.n_subjects
-        if self.subjects_file is not None:
-            subjects = read_subjects(self.subjects_file)
+        n, file, seed = (self.hparams[name] for name in ("n_subjects", "subjects_file", "seed"))
+        if file is not None:
+            subjects = read_subjects(file)
             if n is not None and n > len(subjects):
                 raise SubjectsError(
-                    f"data.n_subjects is {n}, but {self.subjects_file} has {len(subjects)}. "
+                    f"data.n_subjects is {n}, but {file} has {len(subjects)}. "
                     f"Set data.n_subjects to null, which takes all, or to {len(subjects)} at most."
                 )
-            order = np.random.default_rng(self.seed).permutation(len(subjects))[:n]
+            order = np.random.default_rng(seed).permutation(len(subjects))[:n]
             return [subjects[i] for i in order]
         tokenizer = self.language_model.tokenizer
-        words = self.words_per_subject
-        kind = self.subject_kind
+        words, kind = (self.hparams[name] for name in ("words_per_subject", "subject_kind"))
         if n is None:
             n = min(10_000, count_subjects(tokenizer, words, kind))  # the paper's number at most
-        return sample_subjects(tokenizer, n, words, self.seed, kind)
+        return sample_subjects(tokenizer, n, words, seed, kind)
 
     def _batches(self, half: Half, subjects: Sequence[str] | None = None) -> list[SubjectBatch]:
         """Return batches in which no subject is alone, without a permuted partner."""
         members = self.halves[half] if subjects is None else list(subjects)
-        edges = batch_edges(self.trainer, len(members), self.batch_size, least=_MIN_ACTUAL_SIZE)
+        size = self.hparams["batch_size"]
+        edges = batch_edges(self.trainer, len(members), size, least=_MIN_ACTUAL_SIZE)
         return [SubjectBatch(members[start:stop], start, half) for start, stop in pairwise(edges)]
 
     def train_dataloader(self) -> DataLoader[SubjectBatch]:
@@ -151,9 +142,10 @@ class SubjectsDataModule(StudyData):
 
     def test_dataloader(self) -> DataLoader[SubjectBatch]:
         """Return a loader of the held-out half, or of both, see `test_on`."""
-        before = self._batches("fit") if self.test_on == "all" else []
+        before = self._batches("fit") if self.hparams["test_on"] == "all" else []
         return make_loader([*before, *self._batches("test")], self.trainer)
 
     def predict_dataloader(self) -> DataLoader[SubjectBatch]:
         """Return a loader of `predict_subjects`, or else of the held-out half."""
-        return make_loader(self._batches("test", self.predict_subjects or None), self.trainer)
+        subjects = self.hparams["predict_subjects"] or None
+        return make_loader(self._batches("test", subjects), self.trainer)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -194,10 +193,6 @@ class TextsDataModule(StudyData):
             n_texts=1,
             eval_batch_size=1,
         )
-        self._make_blocks = partial(
-            TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
-        )
-        self.n_texts = n_held_out if n_texts is None else n_texts
         self.training_tokens = training_tokens or 0
         self.n_skipped = 0
         self._rows: list[list[int]] = []
@@ -206,11 +201,12 @@ class TextsDataModule(StudyData):
     def setup(self, stage: str | None = None) -> None:
         """Read and tokenize the texts, the same on every rank."""
         trains = stage in (None, "fit")
-        skip = self.hparams["skip_tokens"]
+        skip, n_texts, n_held_out = (
+            self.hparams[name] for name in ("skip_tokens", "n_texts", "n_held_out")
+        )
         self.n_skipped = len(self.language_model.prefix) if skip is None else skip
         texts = self._find_texts(self.hparams["knowledge"])
-        n_held_out = self.hparams["n_held_out"] if trains else self.n_texts
-        held_out, others = self._split(texts, n_held_out)
+        held_out, others = self._split(texts, n_held_out if trains else n_texts or n_held_out)
         self._held_out = [row for row in self._tokenize(held_out) if len(row) > self.n_skipped + 1]
         if not self._held_out:
             raise SubjectsError(
@@ -220,16 +216,10 @@ class TextsDataModule(StudyData):
         if trains:
             self._rows = self._training_rows(others)
             self.keep_contents(texts=[self._rows, self._held_out])
-
-    def read_texts(self) -> list[str]:
-        """Return the texts that a study without training reads."""
-        return self._split(self._find_texts(self.hparams["knowledge"]), self.n_texts)[0]
-
-    def other_blocks(self) -> TextBlocks:
-        """Return steps of `training_tokens` of texts, on all knowledge, not among `read_texts`."""
-        read = set(self.read_texts())
-        _, others = self._split([text for text in self._find_texts(None) if text not in read], 1)
-        return self._make_blocks(self._training_rows(others), self.n_skipped, self.training_tokens)
+        elif self.training_tokens:  # on all knowledge
+            read = set(held_out)
+            others = [text for text in self._find_texts(None) if text not in read]
+            self._rows = self._training_rows(self._split(others, 1)[1])
 
     def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
         """Return the distinct texts, of the tiny world those about some knowledge (None: all)."""
@@ -280,8 +270,10 @@ class TextsDataModule(StudyData):
 
     def blocks(self, rank: int = 0, n_shards: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
-        n_tokens = self.hparams["n_tokens"]
-        return self._make_blocks(self._rows, self.n_skipped, n_tokens, rank=rank, n_shards=n_shards)
+        n_tokens = self.training_tokens or self.hparams["n_tokens"]
+        settings = {name: self.hparams[name] for name in ("batch_tokens", "block_steps", "seed")}
+        shard = {"rank": rank, "n_shards": n_shards}
+        return TextBlocks(self._rows, self.n_skipped, n_tokens, **settings, **shard)
 
     def train_dataloader(self) -> ResumableLoader:
         shard = data_shard(self.trainer)
@@ -298,7 +290,7 @@ class TextsDataModule(StudyData):
         """Return a loader of texts; with `training_tokens`, `TextBlocks` of others come first."""
         if not self.training_tokens:
             return self.val_dataloader()
-        blocks = [self.other_blocks()]
+        blocks = [self.blocks()]
         return [DataLoader(blocks, batch_size=None), self.val_dataloader()]  # type: ignore[arg-type]
 
 

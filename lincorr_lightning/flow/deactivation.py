@@ -211,8 +211,8 @@ def run_cuts(
 class CutEffect:
     """Effect of rescaling predecessors by r on some cases of a layer: of a `group`, or ``all``.
 
-    The predecessors are of all hook points or of the kind `sources`, chosen by one of `METHODS`; a
-    `cut` is ``matched``, or ``random`` for as many other active features of the same hook points.
+    The predecessors are chosen by one of `METHODS`; a `cut` is ``matched``, or ``random`` for as
+    many other active features of the same hook points.
     `success` is the share of features no longer active, `activation_change` the mean of ``(f_new -
     f_old) / f_old``, `loss_change` that of the mean loss after the token; None if all are last.
     """
@@ -220,7 +220,6 @@ class CutEffect:
     layer: int
     method: str
     cut: str
-    sources: str
     r: float
     group: str
     n: int
@@ -255,17 +254,12 @@ def measure_deactivation(
     cases = find_cases(statistics, groups, settings.n_cases, generator)
     if not len(cases):
         return []
-    cuts: dict[tuple[str, str, str, float], Cut] = {}  # by method, cut, sources and r
+    cuts: dict[tuple[str, str, float], Cut] = {}  # by method, cut and r
     for method, predecessors in predecessors_by_method(matcher, groups.hook_point).items():
         chosen = {at: index.cpu()[cases.features] for at, index in predecessors.items()}
         variants = (("matched", chosen), ("random", cases.control(chosen, generator)))
         for r, (cut, features) in product(settings.strengths, variants):
-            cuts[method, cut, "all", r] = features, r
-        if method == METHODS[0] and len(chosen) > 1:
-            # One of several predecessors alone: shows whether the feature can do without it.
-            r = min(settings.strengths)
-            for at, (cut, features) in product(chosen, variants):
-                cuts[method, cut, at.kind, r] = {at: features[at]}, r
+            cuts[method, cut, r] = features, r
     n_losses = min(settings.n_losses, len(cases))
     every = [({}, 1.0), *cuts.values()]
     activations, losses = run_cuts(statistics.lm, matcher.saes, cases, every, n_losses)
@@ -274,10 +268,12 @@ def measure_deactivation(
     return [
         CutEffect(
             groups.hook_point.layer,
-            *label,
+            method,
+            cut,
+            r,
             group,
             *summarize_outcomes(activations[[0, i]], losses[[0, i]], mask),
         )
-        for i, label in enumerate(cuts, 1)
+        for i, (method, cut, r) in enumerate(cuts, 1)
         for group, mask in masks.items()
     ]

@@ -34,8 +34,7 @@ def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     A row per combination of values in the columns `by` of `CutEffect` has r, the number n of cases,
     ``matched_success``, ``random_success`` and so on.
     """
-    every = cuts[cuts["sources"] == "all"]
-    lowest = every[every["r"] == every["r"].min()]
+    lowest = cuts[cuts["r"] == cuts["r"].min()]
     effects = lowest[[*EFFECTS]].astype(float)
     weights = effects.notna().mul(lowest["n"], axis=0)
     keys = [lowest[name] for name in (*by, "cut")]
@@ -43,9 +42,8 @@ def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
         frame.groupby(keys, sort=False).sum() for frame in (effects * weights, weights, lowest["n"])
     )
     means = (sums / totals).assign(n=n).reset_index()
-    both = beside_controls(means, by, "cut", {"matched": "matched_", "random": "random_"})
-    both = both.rename(columns={"matched_n": "n"}).drop(columns="random_n")
-    return both.assign(r=lowest["r"].min())
+    prefixes = {"matched": "matched_", "random": "random_"}
+    return beside_controls(means, [*by, "n"], "cut", prefixes).assign(r=lowest["r"].min())
 
 
 def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
@@ -62,9 +60,8 @@ def best_steering(points: DataFrame) -> DataFrame:
     """
     groups = points.groupby(["strategy", "control", "strength"], sort=False)
     means = groups.agg(n_answers=("score", "size"), **{name: (name, "mean") for name in SCORES})
-    prefixes = {False: "", True: "control_"}
-    means = beside_controls(means.reset_index(), ["strategy", "strength"], "control", prefixes)
-    means = means.drop(columns="control_n_answers")
+    keys = ["strategy", "strength", "n_answers"]
+    means = beside_controls(means.reset_index(), keys, "control", {False: "", True: "control_"})
     best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
     none = means[means["strength"] == 0].head(1).assign(strategy="none")
     return concat([none[[name for name in none if "control" not in name]], best])

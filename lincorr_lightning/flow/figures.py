@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from lincorr_lightning.flow.effects import compare_cuts
-from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
+from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
 from lincorr_lightning.results.table import short_name
@@ -50,27 +50,20 @@ def flow_figure(
     the features of the flow, and `names` those of features, by their ids.
     """
     rows = edges[edges["flow"] == flow]
-    graphs = [
-        FlowGraph(
-            Feature.named(start),
-            tuple(
-                Edge(Feature.named(edge.source), Feature.named(edge.target), edge.cosine)
-                for edge in rows[rows["start"] == start].itertuples()
-            ),
-        )
-        for start in starts
-    ]
-    title = flow_title(flow)
-    lines = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}
-    positions = _positions(graphs)
-    shared = {f for f in positions if sum(f in graph.features for graph in graphs) > 1}
+    cosines = rows.set_index(["source", "target"])["cosine"].to_dict()
+    flows = []
+    for start in starts:
+        own = rows[rows["start"] == start]
+        flows.append({Feature.named(text) for text in (start, *own["source"], *own["target"])})
+    positions = _positions(flows)
+    shared = {f for f in positions if sum(f in features for features in flows) > 1}
     notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
     notes += ["thick frame: start", *(["shaded: in both flows"] if shared else [])]
     columns = [x for x, _ in positions.values()]
     right = max(columns) + _STEP / 2
     left = min(min(columns) - _STEP / 2 - 0.9, right - 6)
     top = max(y for _, y in positions.values()) + _ROW / 2
-    figure = plots.new_figure(right - left, top, title, "; ".join(notes))
+    figure = plots.new_figure(right - left, top, flow_title(flow), "; ".join(notes))
     axes = figure.add_subplot()
     axes.set_axis_off()
     axes.set_xlim(left, right)
@@ -78,16 +71,17 @@ def flow_figure(
     for y, at in {y: feature.hook_point for feature, (_, y) in positions.items()}.items():
         row = f"layer {at.layer}\n{'residual' if at.kind == 'residual' else 'outputs'}"
         axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
-    for (source, target), edge in lines.items():
+    for ends, cosine in cosines.items():
+        source, target = map(Feature.named, ends)
         colour = _KIND_COLOURS[source.hook_point.kind]
         (x, y), (far_x, far_y) = positions[source], positions[target]
-        width = 0.6 + 3 * max(edge.cosine, 0) ** 2
+        width = 0.6 + 3 * max(cosine, 0) ** 2
         axes.plot((x, far_x), (y, far_y), color=colour, alpha=0.7, zorder=1, linewidth=width)
         # Near its source, where lines are apart.
         axes.text(
             x + 0.45 * (far_x - x),
             y + 0.45 * (far_y - y),
-            f"{edge.cosine:.2f}",
+            f"{cosine:.2f}",
             fontsize=6.5,
             color=colour,
             ha="center",
@@ -114,13 +108,13 @@ def flow_title(flow: str) -> str:
     return f"Flow of {flow.replace('->', ' and ') if '->' in flow else f'feature {flow}'}"
 
 
-def _positions(graphs: Sequence[FlowGraph]) -> dict[Feature, tuple[float, float]]:
+def _positions(flows: Sequence[set[Feature]]) -> dict[Feature, tuple[float, float]]:
     """Centre of each box: attention to the left of the streams, MLP to the right of them."""
     rows: dict[HookPoint, list[Feature]] = {}
-    for feature in dict.fromkeys(feature for graph in graphs for feature in graph.features):
+    for feature in dict.fromkeys(feature for features in flows for feature in sorted(features)):
         rows.setdefault(feature.hook_point, []).append(feature)
     heights = sorted({(at.layer, at.kind == "residual") for at in rows})
-    outside = (len(graphs) + 1) / 2  # lines from stream to stream pass between attention and MLP
+    outside = (len(flows) + 1) / 2  # lines from stream to stream pass between attention and MLP
     positions: dict[Feature, tuple[float, float]] = {}
     for at, features in rows.items():
         first = {

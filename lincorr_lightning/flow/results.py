@@ -27,9 +27,6 @@ from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, number, percent, show
 from lincorr_lightning.sae.hook_points import KINDS
 
-Flows = Mapping[str, Sequence[FlowGraph]]
-"""The flow graphs of a feature by its id, or of the features of two answers, as ``Rome->Italy``."""
-
 _SUMMARY = {
     "r": ("r", ".2f"),
     "n": ("cases", ","),
@@ -45,9 +42,12 @@ def feature_flow_results(
     cuts: Sequence[CutEffect],
     steering: Sequence[SteeringPoint],
     relation: RelationFlow | None,
-    flows: Flows,
+    flows: Mapping[str, Sequence[FlowGraph]],
 ) -> Results:
-    """Build the results of the study from all that it measured."""
+    """Build the results of the study from all that it measured.
+
+    `flows` are by the id of a feature, or by a pair of answers, as ``Rome->Italy``.
+    """
     groups = [layer.summarize() for layer in statistics.groups.values()]
     pairs = [pair for layer in statistics.groups.values() for pair in layer.pairs()]
     tests = compare_cosines(statistics.groups.values())
@@ -61,7 +61,18 @@ def feature_flow_results(
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
     best = best_steering(points.frame)
-    edges = _edges_table(flows)
+    edges = Table.of(
+        "flow_edges",
+        [
+            (name, graph.start.id, edge.source.id, edge.target.id, edge.cosine)
+            for name, graphs in flows.items()
+            for graph in graphs
+            for edge in graph.edges
+        ],
+        ["flow", "start", "source", "target", "cosine"],
+        "Flows that are drawn: features, where they come from, and the cosine of both.",
+        formats={"cosine": ".2f"},
+    )
     tables = [
         _groups_table(groups),
         _summary_table(by_method),
@@ -194,22 +205,6 @@ def _steering_table(best: DataFrame, points: Table) -> Table:
     )
 
 
-def _edges_table(flows: Flows) -> Table:
-    edges = [
-        (name, graph.start.id, edge.source.id, edge.target.id, edge.cosine)
-        for name, graphs in flows.items()
-        for graph in graphs
-        for edge in graph.edges
-    ]
-    return Table.of(
-        "flow_edges",
-        edges,
-        ["flow", "start", "source", "target", "cosine"],
-        "Flows that are drawn: features, where they come from, and the cosine of both.",
-        formats={"cosine": ".2f"},
-    )
-
-
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
@@ -274,7 +269,7 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
 
 
 def _flow_figures(
-    flows: Flows, edges: Table, statistics: TextStatistics, lm: str
+    flows: Mapping[str, Sequence[FlowGraph]], edges: Table, statistics: TextStatistics, lm: str
 ) -> Iterable[Figure]:
     files = safe_names(flows)
     for name, graphs in flows.items():

@@ -82,6 +82,8 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     layers = profiles.layers["layer"].unique()
     means = layer_means(profiles)
     levels = [_level(profiles, means, level) for level in means["shuffle"].unique()]
+    n2, k = settings.range_scalings[0], settings.shown_k
+    summary = [_summarize(level, str(n2), str(k)) for level in levels]
     losses = profiles.prompts["loss"].repeat(len(layers)).to_numpy()
     dimension_loss = _correlations(profiles.layers.assign(loss=losses), settings.range_scalings)
     values = {
@@ -100,8 +102,13 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     for row in logged.itertuples():
         scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
     r = "Correlation of log intrinsic dimension and log loss over prompts"
+    caption = (
+        f"Token geometry by shuffling level, means over {profiles.n_prompts:,} prompts of "
+        f"{settings.n_tokens:,} tokens ({profiles.n_skipped} too short)"
+    )
+    note = f"Intrinsic dimension at n2 = {n2}, overlap of the {k} nearest tokens."
     tables = [
-        _level_table(profiles, levels),
+        Table.of("levels", summary, ShufflingLevel, caption, note, headline=True),
         Table.of("dimension_loss", dimension_loss, DimensionLoss, r),
         *_prompt_tables(profiles, means),
     ]
@@ -114,25 +121,24 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     caption = "Intrinsic dimension, overlap, cosine and angle by layer"
     by_layer = [table for table in tables if table.name == "layers"]
     figures = [Figure("profiles", caption, draw.profiles_figure, by_layer, options)]
-    verdict = list(_verdict(levels, settings.range_scalings[0], dimension_loss, len(layers)))
+    verdict = list(_verdict(summary, n2, dimension_loss, len(layers)))
     return Results("token_geometry", values, scalars, tables, figures, verdict=verdict)
 
 
 def _verdict(
-    levels: Sequence[dict[str, Any]], n2: int, losses: Sequence[DimensionLoss], n_layers: int
+    levels: Sequence[ShufflingLevel], n2: int, losses: Sequence[DimensionLoss], n_layers: int
 ) -> Iterator[str]:
-    written, *_, shuffled = levels if len(levels) > 1 else [*levels, *levels]
-    dimension = written["dimension"][str(n2)]
-    peak = int(np.argmax([value or 0 for value in dimension]))
-    if dimension[peak] is not None:
+    written = levels[0]
+    if written.peak_dimension is not None:
         yield (
-            f"The tokens of a text span {show(dimension[peak], '.1f')} dimensions at most, in "
-            f"layer {peak + 1} of {n_layers}, and {show(dimension[-1], '.1f')} in the last."
+            f"The tokens of a text span {show(written.peak_dimension, '.1f')} dimensions at most, "
+            f"in layer {written.peak_layer} of {n_layers}, and {show(written.dimension, '.1f')} in "
+            "the last."
         )
-    if shuffled is not written:
-        highest = max(value or 0 for value in shuffled["dimension"][str(n2)])
-        yield f"With every token shuffled it is {show(highest, '.1f')} at most."
-    at = [row for row in losses if (row.shuffle, row.layer, row.n2) == (0, peak + 1, n2)]
+    if len(levels) > 1:
+        highest = show(levels[-1].peak_dimension or 0, ".1f")
+        yield f"With every token shuffled it is {highest} at most."
+    at = [row for row in losses if (row.shuffle, row.layer, row.n2) == (0, written.peak_layer, n2)]
     if at and at[0].pearson is not None:
         low, high = at[0].low or 0, at[0].high or 0
         tells = "says nothing" if low <= 0 <= high else "goes with the loss"
@@ -186,32 +192,21 @@ def _correlations(frame: DataFrame, range_scalings: Sequence[int]) -> list[Dimen
     return rows
 
 
-def _level_table(profiles: TokenProfiles, levels: Sequence[dict[str, Any]]) -> Table:
-    n2 = profiles.settings.range_scalings[0]
-    k = profiles.settings.shown_k
-    rows = []
-    for level in levels:
-        dimension = level["dimension"][str(n2)]
-        overlap = [value for value in level["overlap"][str(k)] if value is not None] or [None]
-        peak = int(np.argmax([value or 0 for value in dimension]))
-        row = ShufflingLevel(
-            shuffle=level["shuffle"],
-            loss=level["loss"],
-            entropy=level["entropy"],
-            dimension=dimension[-1],
-            peak_dimension=dimension[peak],
-            overlap=overlap[-1],
-            lowest_overlap=min(overlap),
-            cosine=level["cosine_mean"][-1],
-            peak_layer=peak + 1,
-        )
-        rows.append(row)
-    caption = (
-        f"Token geometry by shuffling level, means over {profiles.n_prompts:,} prompts of "
-        f"{profiles.settings.n_tokens:,} tokens ({profiles.n_skipped} too short)"
+def _summarize(level: dict[str, Any], n2: str, k: str) -> ShufflingLevel:
+    dimension = level["dimension"][n2]
+    overlap = [value for value in level["overlap"][k] if value is not None] or [None]
+    peak = int(np.argmax([value or 0 for value in dimension]))
+    return ShufflingLevel(
+        shuffle=level["shuffle"],
+        loss=level["loss"],
+        entropy=level["entropy"],
+        dimension=dimension[-1],
+        peak_dimension=dimension[peak],
+        overlap=overlap[-1],
+        lowest_overlap=min(overlap),
+        cosine=level["cosine_mean"][-1],
+        peak_layer=peak + 1,
     )
-    note = f"Intrinsic dimension at n2 = {n2}, overlap of the {k} nearest tokens."
-    return Table.of("levels", rows, ShufflingLevel, caption, note, headline=True)
 
 
 def _prompt_tables(profiles: TokenProfiles, means: DataFrame) -> list[Table]:

@@ -145,7 +145,7 @@ class Pretraining(Study):
         )
         # Unlike OneCycleLR, it is that of the whole length when a longer run is resumed.
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: one_cycle(step, self._n_steps, _WARMUP)
+            optimizer, lambda step: one_cycle(step, self._n_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -294,12 +294,9 @@ def save_llama(lm: "LlamaForCausalLM", corpus: Corpus, folder: Path) -> None:
         corpus.world.save(new / WORLD_FILE)
 
 
-def one_cycle(step: int, n_steps: int, warmup: float) -> float:
-    """Return the learning rate of torch's `OneCycleLR`, relative to its highest.
-
-    `warmup` is the share of the steps before the highest learning rate.
-    """
-    top = warmup * n_steps - 1
+def one_cycle(step: int, n_steps: int) -> float:
+    """Return the learning rate of torch's `OneCycleLR`, relative to its highest."""
+    top = _WARMUP * n_steps - 1
     if step <= top:
         start, end = 1 / 25, 1.0
         progress = step / max(top, 1e-9)

@@ -21,7 +21,7 @@ from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
-from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder, sae_of
+from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder
 
 Intervention = Callable[[Tensor], Tensor]  #: Replaces ``(batch, sequence, width)``.
 Rows = Sequence[Sequence[int]]
@@ -168,17 +168,13 @@ class BlockActivations:
         self.block = torch.empty(0)
         """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
 
-    def read(self, batch: TokenStep | TokenRows) -> Tensor:
-        """Return the activations of a batch's tokens in their order, as `block`."""
-        if isinstance(batch, TokenRows):
-            self._block = None
-            self.block = self._read(batch)
-            return self.block
-        if batch.block != self._block:
+    def read(self, step: TokenStep) -> Tensor:
+        """Return the activations of a step's tokens in their order, as `block`."""
+        if step.block != self._block:
             self.block = torch.empty(0)  # frees the last block's memory first
-            self.block = self._read(batch.texts)
-            self._block = batch.block
-        return self.block[:, batch.positions]
+            self.block = self._read(step.texts)
+            self._block = step.block
+        return self.block[:, step.positions]
 
     def _read(self, texts: TokenRows) -> Tensor:
         model = self._lm.model
@@ -220,7 +216,6 @@ def remove_features(saes: SAEs, features: Iterable[Feature]) -> dict[HookPoint, 
     """Remove distinct features wherever they are active."""
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
-        sae_of(feature, saes)
         indices.setdefault(feature.hook_point, []).append(feature.index)
 
     def remove(sae: SparseAutoencoder, index: list[int], x: Tensor) -> Tensor:
@@ -233,7 +228,7 @@ def add_features(saes: SAEs, amounts: Mapping[Feature, float]) -> dict[HookPoint
     """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
-        sae = sae_of(feature, saes)
+        sae = saes[feature.hook_point]
         row = sae.decoder.detach()[feature.index] * (amount / sae.input_scale)
         added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 

@@ -32,11 +32,10 @@ from lincorr_lightning.sae.stacked import (
 class SparseAutoencoders(studies.LMStudy):
     """Trains an SAE at every hook point of an LM: after each layer, and each MLP and attention.
 
-    A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
-    tokens of some texts. The LM reads a block once; its activations are shuffled over the block's
-    steps and never stored. The learning rate of Adam increases linearly over the first 5 % of the
-    steps and decreases linearly to 0 over the last 40 %. A resumed run gives the same weights bit
-    for bit on the same processor.
+    A training batch is a `TokenStep`, some tokens of a block of texts. The LM reads a block once;
+    its activations are shuffled over the block's steps and never stored. The learning rate of Adam
+    increases linearly over the first 5 % of the steps and decreases linearly to 0 over the last
+    40 %. A resumed run gives the same weights bit for bit on the same processor.
 
     A validation batch is `TokenRows`: held-out texts score, for each hook point, the explained
     variance, the active and the dead features and the LM's loss with the reconstruction. ``lincorr
@@ -80,7 +79,6 @@ class SparseAutoencoders(studies.LMStudy):
         self.saes = saes
         self.seed = seed
         self.stacked: StackedAutoencoders | None = None
-        self.history: dict[str, list[tuple[int, float]]] = {}
         self.scores: dict[str, Any] | None = None  #: See `held_out_scores`.
         self.n_tokens = 0  #: Number of tokens that this rank trained on.
         self._loaded: dict[HookPoint, SparseAutoencoder] = {}
@@ -116,12 +114,12 @@ class SparseAutoencoders(studies.LMStudy):
         if self._n_steps < 1:
             raise ConfigError("the training DataLoader has no length. Set trainer.max_steps.")
 
-    def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: TokenStep, batch_idx: int) -> None:
         step = self.trainer.global_step
         # A scheduler would be a step off after a resume in the middle of the epoch.
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * learning_rate_factor(step, self._n_steps)
-        studies.require_batch(self, batch, TokenRows, TokenStep)
+        studies.require_batch(self, batch, TokenStep)
         saes = self._trained
         if self._reader is None:
             self._reader = BlockActivations(self.lm, saes.hook_points)
@@ -131,7 +129,7 @@ class SparseAutoencoders(studies.LMStudy):
             for tensor in (saes.input_scale, saes.decoder_bias):
                 tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
-    def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
+    def training_step(self, batch: TokenStep, batch_idx: int) -> Tensor:
         self.n_tokens += self._activations.shape[1]
         losses: StepLosses = self._trained(self._activations)
         n_active = losses.n_active
@@ -159,9 +157,7 @@ class SparseAutoencoders(studies.LMStudy):
         }
         for name, values in curves.items():
             for hook_point, value in zip(saes.hook_points, values.tolist(), strict=True):
-                tag = f"{name}/{hook_point.id}"
-                self.history.setdefault(tag, []).append((self.global_step, value))
-                self.log(f"train/{tag}", value, batch_size=1)
+                self.log(f"train/{name}/{hook_point.id}", value, batch_size=1)
         self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -208,18 +204,14 @@ class SparseAutoencoders(studies.LMStudy):
             "n_tokens": int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
             "seconds": self.seconds,
         }
-        return sae_results(self.scores, self.history, self.lm.config.name_or_path, values)
+        return sae_results(self.scores, values)
 
     def write_artifacts(self, folder: Path) -> None:
         if self.trainer.state.fn == "fit":
             save_saes(self.trained(), folder)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        return {
-            "history": {tag: list(points) for tag, points in self.history.items()},
-            "n_tokens": self.n_tokens,
-            "scores": self.scores,
-        }
+        return {"n_tokens": self.n_tokens, "scores": self.scores}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other SAEs, also where they are only scored."""
@@ -228,7 +220,5 @@ class SparseAutoencoders(studies.LMStudy):
         studies.require_same(checkpoint["hyper_parameters"], settings, "model.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        history = state["history"].items()
-        self.history = {tag: [tuple(point) for point in points] for tag, points in history}
         self.n_tokens = state["n_tokens"]
         self.scores = state["scores"]

@@ -5,18 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.plots import training_curves
-from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import (
-    History,
-    Table,
-    column,
-    history_table,
-    number,
-    percent,
-    short_name,
-    show,
-)
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table, column, number, percent, show
 from lincorr_lightning.sae.hook_points import HookKind
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
@@ -73,43 +63,29 @@ def held_out_scores(saes: SAEs, scored: Reconstruction) -> dict[str, Any]:
     }
 
 
-def sae_results(
-    scores: Mapping[str, Any] | None, history: History, lm_name: str, values: Mapping[str, Any]
-) -> Results:
+def sae_results(scores: Mapping[str, Any] | None, values: Mapping[str, Any]) -> Results:
     """Return the results of a run, of which `values` are those on the length of the training.
 
-    `scores` are `held_out_scores`, None without held-out texts; `history` has ``(step, value)``
-    pairs by tag, none without training.
+    `scores` are `held_out_scores`, None without held-out texts.
     """
-    tables = []
-    figures = []
-    if scores is not None:
-        table = Table.of(
-            "hook_points",
-            scores["hook_points"],
-            SAEScore,
-            f"Scores of each SAE on {scores['n_held_out_tokens']:,} held-out tokens.",
-            f"The LM's loss is {scores['loss_clean']:.3f} nats per token; spliced and ablated are "
-            "its loss with the activations replaced by their reconstruction and by zeros, and loss "
-            "recovered is (ablated - spliced) / (ablated - clean).",
-            headline=True,
-        )
-        means = table.frame[list(SCORES)].astype(float).mean()
-        values = {**scores, "mean": {key: number(means[key]) for key in SCORES}, **values}
-        tables.append(table)
-    if history:
-        tables.append(history_table(history))
-        options = {"title": f"Training of {short_name(lm_name)}'s SAEs"}
-        figures.append(
-            Figure("training", "Training curves.", training_curves, tables[-1:], options)
-        )
-    verdict = [] if scores is None else [_sentence(values["mean"])]
-    return Results("sparse_autoencoders", values, tables=tables, figures=figures, verdict=verdict)
-
-
-def _sentence(mean: Mapping[str, Any]) -> str:
-    explained, recovered = (percent(mean[key]) for key in ("explained_variance", "loss_recovered"))
-    return (
-        f"The SAEs explain {explained} of the variance with {show(mean['l0'], ',.0f')} active "
-        f"features, and recover {recovered} of the LM's loss (means over hook points)."
+    if scores is None:
+        return Results("sparse_autoencoders", values)
+    table = Table.of(
+        "hook_points",
+        scores["hook_points"],
+        SAEScore,
+        f"Scores of each SAE on {scores['n_held_out_tokens']:,} held-out tokens.",
+        f"The LM's loss is {scores['loss_clean']:.3f} nats per token; spliced and ablated are "
+        "its loss with the activations replaced by their reconstruction and by zeros, and loss "
+        "recovered is (ablated - spliced) / (ablated - clean).",
+        headline=True,
     )
+    means = table.frame[list(SCORES)].astype(float).mean()
+    mean = {key: number(means[key]) for key in SCORES}
+    sentence = (
+        f"The SAEs explain {percent(mean['explained_variance'])} of the variance with "
+        f"{show(mean['l0'], ',.0f')} active features, and recover "
+        f"{percent(mean['loss_recovered'])} of the LM's loss (means over hook points)."
+    )
+    values = {**scores, "mean": mean, **values}
+    return Results("sparse_autoencoders", values, tables=[table], verdict=[sentence])

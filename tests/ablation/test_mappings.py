@@ -88,7 +88,7 @@ def test_letters_are_the_first_of_both_answers(world_tokenizer):
     cut = map_labels(pairs, "letters", world_tokenizer)
     words = world_tokenizer.convert_ids_to_tokens
     for i in range(15):
-        assert words(cut.source_tokens[i]) == pairs.source_text(i)[0]
+        assert words(cut.source_tokens[i]) == pairs.relation.source.texts[pairs.sources[i]][0]
         assert words(cut.target_tokens[i]) == target_text(pairs, i)[0]
         right = [
             words(t) for t, yes in zip(cut.domain_tokens, cut.reference[i], strict=True) if yes

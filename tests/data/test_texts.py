@@ -90,17 +90,19 @@ def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel
     table.write_text("body\n" + "\n".join(LINES[30:]))
     for texts in ([str(jsonl), str(table)], str(tmp_path)):
         data = TextsDataModule(lm, texts, key="body", n_texts=100, **SMALL)
-        assert sorted(data.read_texts()) == sorted(LINES)
+        data.setup("test")
+        assert sorted(_texts_of(data.test_dataloader())) == sorted(map(tuple, lm.rows(LINES)))
 
     embedded = LanguageModel.from_pretrained("tiny-world")
     data = TextsDataModule(embedded, knowledge=["city", "X+1"], n_texts=10**6)
+    data.setup("test")
     path = world_file("tiny-world")
     assert path is not None
     kinds = Catalogue.load().select(["city", "X+1"])
     expected = [f"{s.text}." for s in World.load(path).statements(kinds)]
-    assert set(data.read_texts()) == set(expected)
+    assert set(_texts_of(data.test_dataloader())) == set(map(tuple, embedded.rows(expected)))
     with pytest.raises(KnowledgeError, match="nonsense"):
-        TextsDataModule(embedded, knowledge=["nonsense"]).read_texts()
+        TextsDataModule(embedded, knowledge=["nonsense"]).setup("test")
 
 
 def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -> None:
@@ -137,10 +139,14 @@ def test_too_little(lm: LanguageModel, file: str, changes: Any, error: type, mes
         _data(lm, file, **changes)
 
 
-def test_other_blocks_are_of_all_texts_that_are_not_read(lm: LanguageModel, file: str) -> None:
+def test_blocks_before_a_test_are_of_all_texts_that_it_does_not_read(
+    lm: LanguageModel, file: str
+) -> None:
     data = TextsDataModule(lm, [file], n_texts=20, training_tokens=240, **SMALL)
-    read, blocks = set(data.read_texts()), data.other_blocks()
+    data.setup("test")
+    loaders: Any = data.test_dataloader()
+    (blocks,), read = loaders[0], set(_texts_of(loaders[1]))
     assert len(read) == 20
     assert len(blocks) == 6
     trained = {tuple(row) for block in range(2) for row in blocks.rows(block)}
-    assert trained <= {tuple(lm.tokenizer(text)["input_ids"]) for text in set(LINES) - read}
+    assert trained <= set(map(tuple, lm.rows(LINES))) - read

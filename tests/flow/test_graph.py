@@ -6,7 +6,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from lincorr_lightning.errors import LincorrError
 from lincorr_lightning.flow.graph import (
@@ -137,6 +136,7 @@ MATCHER = matcher_of({at: torch.eye(3) for at in (BELOW, STREAM)})
     [
         (lambda: MATCHER.follow(Feature(MLP, 0)), "no SAE for the mlp_out of layer 1; there"),
         (lambda: MATCHER.follow(Feature(STREAM, 3)), "no feature 3; it has 3, counted from 0"),
+        (lambda: MATCHER.follow(Feature(STREAM, -1)), "no feature -1; it has 3"),
         (
             lambda: matcher_of({HookPoint(i, "residual"): torch.eye(3) for i in (0, 2)}),
             "residual of layer 1, between",
@@ -202,21 +202,12 @@ def test_columns_of_zero_norm_are_counted_and_left_out() -> None:
     np.testing.assert_array_equal(matches.indices[kept_t, :6], np.array(kept_s)[order])
 
 
-@pytest.mark.parametrize(("n_targets", "n_sources"), [(40, 40), (30, 45), (45, 30)])
-def test_assignment_equals_scipy(n_targets: int, n_sources: int) -> None:
-    targets, sources = _decoders(n_targets, n_sources)
+@pytest.mark.parametrize("n_sources", [6, 8])
+def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out(n_sources: int) -> None:
+    targets, sources = _decoders(6, n_sources)
     cosines = _cosines(targets, sources)
-    rows, columns = linear_sum_assignment(-cosines)
-    found = assign_features(torch.from_numpy(targets), torch.from_numpy(sources))
-    expected = np.full(n_targets, -1)
-    expected[rows] = columns
-    np.testing.assert_array_equal(found[:, 0], expected)
-
-
-def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> None:
-    targets, sources = _decoders(6, 6)
-    cosines = _cosines(targets, sources)
-    best = max(permutations(range(6)), key=lambda p: sum(cosines[i, j] for i, j in enumerate(p)))
+    orders = permutations(range(n_sources), 6)
+    best = max(orders, key=lambda p: sum(cosines[i, j] for i, j in enumerate(p)))
     zero = np.zeros((1, 11), np.float32)
     padded = [torch.from_numpy(np.concatenate([zero, d])) for d in (targets, sources)]
     assert assign_features(*padded)[:, 0].tolist() == [-1, *(j + 1 for j in best)]

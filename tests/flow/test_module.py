@@ -95,8 +95,7 @@ def test_a_run_writes_what_it_found(small_lm: str, saes: str, texts: str, tmp_pa
     assert set(results["deactivation"]) == {"top-1", "top-5", "one-to-one"}
     assert {entry["n"] for entry in results["deactivation"].values()} == {120}
     cuts = read_csv(folder / "tables" / "deactivation.csv")
-    single = cuts[(cuts["layer"] == 1) & (cuts["method"] == "top-1")]["sources"]
-    assert set(single) == {"all", "residual", "mlp_out", "attention_out"}
+    assert set(cuts["cut"]) == {"matched", "random"} and set(cuts["r"]) == {0.0, 0.5}
     relation = results["relation"]
     assert (relation["relation"], relation["n_fit"]) == ("city->country", 100)
     none = relation["cuts"][0]

@@ -25,7 +25,7 @@ MLP, STREAM = HookPoint(0, "mlp_out"), HookPoint(0, "residual")
 
 
 def _cut(layer: int, cut: str, success: float, n: int, r: float = 0.0, **more) -> CutEffect:
-    values = {"method": "top-1", "sources": "all", "group": "all", "loss_change": 0.1} | more
+    values = {"method": "top-1", "group": "all", "loss_change": 0.1} | more
     return CutEffect(
         layer=layer, cut=cut, success=success, n=n, r=r, activation_change=-success, **values
     )
@@ -36,9 +36,8 @@ CUTS = [
     _cut(0, "random", 0.1, 30),
     _cut(1, "matched", 0.2, 10, loss_change=None),
     _cut(1, "random", 0.0, 10),
-    # None of these counts: of one group, of one hook point, or with a higher r.
+    # None of these counts: of one group, or with a higher r.
     _cut(0, "matched", 0.9, 30, group="From MLP"),
-    _cut(0, "matched", 0.9, 30, sources="mlp_out"),
     _cut(0, "matched", 0.3, 30, r=0.5),
     _cut(0, "random", 0.05, 30, r=0.5),
 ]

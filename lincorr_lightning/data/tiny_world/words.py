@@ -41,17 +41,15 @@ def first_word(text: str) -> str:
 
 
 def build_tokenizer(
-    texts: Iterable[str], unspaced_words: Collection[str] = ()
+    words: Iterable[str], unspaced_words: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Build a word-level tokenizer that knows every word of the texts.
+    """Build a word-level tokenizer that knows some words, in their order.
 
-    The vocabulary is in the order of the words. No token is added at the beginning of a text, so
+    No token is added at the beginning of a text, so
     that a subject is always the first token.
     """
-    vocabulary = {token: index for index, token in enumerate((PAD, UNKNOWN, END))}
-    for text in texts:
-        for word in words_of(text, unspaced_words):
-            vocabulary.setdefault(word, len(vocabulary))
+    tokens = dict.fromkeys((PAD, UNKNOWN, END, *words))
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(
         Regex(_pattern(unspaced_words)), behavior="removed", invert=True

@@ -28,10 +28,12 @@ def test_longest_word_wins_where_there_are_no_spaces():
 def test_the_tokenizer_splits_as_words_of_does(tmp_path):
     prompts = [k.prompt("Ada") for k in Catalogue.load().values()]
     unspaced = ["城市", "巴黎"]
-    tokenizer = build_tokenizer([*prompts, "Ada所居住的城市是巴黎"], unspaced)
+    texts = [*prompts, "Ada所居住的城市是巴黎"]
+    words = [word for text in texts for word in words_of(text, unspaced)]
+    tokenizer = build_tokenizer(words, unspaced)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
-    for text in [*prompts, "Ada所居住的城市是巴黎"]:
+    for text in texts:
         assert tokenizer.tokenize(text) == loaded.tokenize(text) == words_of(text, unspaced)
         assert loaded(text)["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
     assert loaded.padding_side == "left"
