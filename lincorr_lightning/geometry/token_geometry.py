@@ -61,6 +61,7 @@ class TokenGeometry(LMStudy):
         self._observed: list[PromptGeometry] = []
 
     def on_test_start(self) -> None:
+        self.profiles = None
         self._observed = []
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
@@ -83,9 +84,14 @@ class TokenGeometry(LMStudy):
         observed = [prompt for part in gather(self._observed) for prompt in part]
         self._observed = []
         self.profiles = TokenProfiles.of(observed, self._settings, self._n_skipped)
+        prompts = self.profiles.prompts
+        loss = float(prompts["loss"][prompts["shuffle"] == self.shuffles[0]].mean())
+        # The loggers get it with the other results.
+        self.log("test/loss", loss, logger=False, sync_dist=True, batch_size=1)
 
-    def build_results(self) -> Results:
+    def build_results(self) -> Results | None:
+        if self.profiles is None:
+            return None
         from lincorr_lightning.geometry.results import token_geometry_results
 
-        assert self.profiles is not None, "the test has made them"
         return token_geometry_results(self.profiles, self.lm.config.name_or_path)

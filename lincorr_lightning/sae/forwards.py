@@ -21,7 +21,7 @@ from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
-from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder, sae_of
 
 Intervention = Callable[[Tensor], Tensor]  #: Replaces ``(batch, sequence, width)``.
 Rows = Sequence[Sequence[int]]
@@ -216,6 +216,7 @@ def remove_features(saes: SAEs, features: Iterable[Feature]) -> dict[HookPoint, 
     """Remove distinct features wherever they are active."""
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
+        sae_of(feature, saes)
         indices.setdefault(feature.hook_point, []).append(feature.index)
 
     def remove(sae: SparseAutoencoder, index: list[int], x: Tensor) -> Tensor:
@@ -228,7 +229,7 @@ def add_features(saes: SAEs, amounts: Mapping[Feature, float]) -> dict[HookPoint
     """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
-        sae = saes[feature.hook_point]
+        sae = sae_of(feature, saes)
         row = sae.decoder.detach()[feature.index] * (amount / sae.input_scale)
         added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 

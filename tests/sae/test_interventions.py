@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import (
     add_features,
@@ -116,3 +117,17 @@ def test_removed_and_added_everywhere(small_lm: str, hook_point: HookPoint) -> N
         np.testing.assert_allclose(
             steered[i], _naive(lm, hook_point, ids, lambda p, x, a=added: x + a), atol=2e-4
         )
+
+
+def test_unknown_features_and_hook_points_are_refused() -> None:
+    at = HOOK_POINTS[0]
+    saes = {at: _sae(at)}
+    for feature, match in (
+        (Feature(HookPoint(7, "mlp_out"), 0), "no SAE for the mlp_out of layer 7"),
+        (Feature(at, 40), "no feature 40; it has 40"),
+        (Feature(at, -1), "no feature -1; it has 40, counted from 0"),
+    ):
+        with pytest.raises(SparseAutoencoderError, match=match):
+            add_features(saes, {feature: 1.0})
+        with pytest.raises(SparseAutoencoderError, match=match):
+            remove_features(saes, [feature])
