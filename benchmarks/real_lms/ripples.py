@@ -73,7 +73,7 @@ def measure(run: Ripples, lm: Path, path: Path) -> None:
         )
         recorder = {
             "path": str(made),
-            "steps": PLAN["steps"],
+            "steps": PLAN["steps" if run.name in PLAN["all_steps"] else "few_steps"],
             "kept": PLAN["kept"],
             "seed": run.seed,
             "others_kind": PLAN["runs"][run.name].get("people", "names"),
