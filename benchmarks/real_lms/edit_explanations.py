@@ -207,8 +207,6 @@ def main(folder: str, lms: tuple[str, ...] = (), output: str = str(REAL_LMS)) ->
             explained = explained_by(file)
             is_chosen = run.lm == path.name and (not lms or run.lm in lms)
             is_due = is_chosen and file.exists() and not explained.exists()
-            # Of other relations one seed says enough.
-            is_due &= run.seed == 1 or run.relation == "city->country"
             if is_due and run.name in ("lora", "larger", "landmarks"):
                 lm = lm or LanguageModel(LMConfig(str(path), dtype="float32")).load()
                 write_arrays(explained, explain(lm, file))
