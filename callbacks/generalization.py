@@ -12,8 +12,7 @@ from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.by_step import StepValues, last_steps, row_at_learned, step_rows
-from lincorr_lightning.finetune.cases import EditAnswers, Logits, concatenate, rows_of
+from lincorr_lightning.finetune.cases import EditAnswers, Logits, StepValues, concatenate, rows_of
 from lincorr_lightning.finetune.edits import nearness, skip_counts
 from lincorr_lightning.finetune.results import edits_results
 from lincorr_lightning.linear_map.fitting import Ridge
@@ -241,7 +240,7 @@ class Generalization(RelationCallback):
         none: tuple[list[int], list[Logits]] = ([], [rows_of(self.state.base, [])])
         ids, (logits,) = by_step.get(dataset.training.steps_per_edit - 1, none)
         if self.stop is not None and ids:
-            chosen = last_steps(self._independent_steps(by_step), self.stop.is_over)
+            chosen = cases.last_steps(self._independent_steps(by_step), self.stop.is_over)
             self.stop.best_step = fmean(chosen.values())
             parts = []
             for edit in ids:
@@ -306,8 +305,10 @@ class Generalization(RelationCallback):
         values = {
             **cases.outcome_values(relation.name, answers, self.cases, **counts),
             "n_others": len(self.others),
-            "by_step": step_rows(numbers, references),
-            "at_learned": row_at_learned(numbers, references),
+            "by_step": [
+                cases.step_row(step, values, references) for step, values in sorted(numbers.items())
+            ],
+            "at_learned": cases.row_at_learned(numbers, references),
         }
         if self.stop is not None:
             values["stop_at_leak"] = self.stop.settings()

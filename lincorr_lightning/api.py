@@ -21,7 +21,7 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import Edits, read_edits
-from lincorr_lightning.finetune.edited.module import EditedLM, measure_edits
+from lincorr_lightning.finetune.edited_lm import EditedLM, measure_edits
 from lincorr_lightning.finetune.edits import ListedEdits, nearness, plan_edits, resolve_edits
 from lincorr_lightning.finetune.forecasts import forecast_edits, forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation

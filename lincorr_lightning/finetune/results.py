@@ -15,12 +15,6 @@ from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, column, columns_of
 
 _OUTCOMES = [outcome.value for outcome in Outcome]
-OUTCOME_MEANS: Mapping[str, Mean] = {
-    **{outcome: Mean("outcome", outcome) for outcome in _OUTCOMES},
-    **{f"macro_{outcome}": Mean("outcome", outcome, per="reference") for outcome in _OUTCOMES},
-    "source_learned": Mean("source_learned"),
-}
-"""Numbers that are means over a table of edits."""
 _CONTRACT = (
     "source_learned",
     *_OUTCOMES,
@@ -119,7 +113,9 @@ def edits_results(
     ).sampled(
         "subject",
         "source_answer",
-        **OUTCOME_MEANS,
+        **{outcome: Mean("outcome", outcome) for outcome in _OUTCOMES},
+        **{f"macro_{outcome}": Mean("outcome", outcome, per="reference") for outcome in _OUTCOMES},
+        source_learned="source_learned",
         probability_reference="probability_reference_after",
     )
     tables = [cases_table, *skipped_tables(skipped)]

@@ -167,9 +167,10 @@ def _find(
     if key is None and is_head and is_tied:
         key = _key_of(tensors, _EMBEDDINGS)
     if key is None:
+        names = sorted(tensors, key=lambda name: _IN_A_LAYER.search(name) is not None)
         raise LanguageModelError(
             f"{checkpoint} has no {'head' if is_head else 'token embedding'}: its tensors are "
-            f"{listed(sorted(tensors, key=_is_in_a_layer))}. Pass a checkpoint with one"
+            f"{listed(names)}. Pass a checkpoint with one"
             f"{' that is not quantized' if is_head else ''}."
         )
     if checkpoint.adapter is None:
@@ -252,12 +253,8 @@ def _key_of(keys: Iterable[str], modules: Sequence[str]) -> str | None:
 def _parts_of(keys: Iterable[str], modules: Sequence[str]) -> dict[str, str]:
     """Return the names of tensors of modules outside of layers, with what follows the module's."""
     pattern = re.compile(rf"(?:.*\.)?(?:{'|'.join(map(re.escape, modules))})\.(.+)")
-    matches = {key: pattern.fullmatch(key) for key in keys if not _is_in_a_layer(key)}
+    matches = {key: pattern.fullmatch(key) for key in keys if not _IN_A_LAYER.search(key)}
     return {key: match[1] for key, match in matches.items() if match}
-
-
-def _is_in_a_layer(key: str) -> bool:
-    return _IN_A_LAYER.search(key) is not None
 
 
 def _read_lm(checkpoint: Checkpoint, config: PreTrainedConfig, is_head: bool) -> tuple[str, Open]:

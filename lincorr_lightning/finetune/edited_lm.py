@@ -1,27 +1,49 @@
-"""Edits made elsewhere: what they did to an LM, from the LM before and after them."""
+"""Edits made elsewhere, such as by ROME or MEMIT: an LM before and after them, and its results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lincorr_lightning.errors import ConfigError, LincorrError, require, require_one_of
+from lincorr_lightning.finetune import cases as edit_outcomes
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
-from lincorr_lightning.finetune.cases import CONTROLS, SIDES, concatenate, edit_domains
-from lincorr_lightning.finetune.edited.results import Reading, edited_results
-from lincorr_lightning.finetune.edits import ResolvedEdits, nearness, reference_mask, taught_labels
+from lincorr_lightning.finetune.cases import CONTROLS, SIDES, EditAnswers, Logits, concatenate
+from lincorr_lightning.finetune.edits import (
+    ResolvedEdits,
+    nearness,
+    reference_mask,
+    skip_counts,
+    taught_labels,
+)
+from lincorr_lightning.finetune.results import edits_results, outcomes_tables
+from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table, column, number
 from lincorr_lightning.study import LMStudy
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What LMs answer about edits: logits, and whether a right label leads in other words.
+
+    `paraphrases` are by side, ``(n_prompts,)`` bool.
+    """
+
+    logits: Logits
+    paraphrases: dict[str, Tensor]
 
 
 class EditedLM(LMStudy):
@@ -121,7 +143,9 @@ def measure_edits(
     n, kind = options["n_others"], options["others_kind"]
     others = sample_up_to(lm.tokenizer, n, subjects, seed, kind)
     fitted = sample_fitted_subjects(lm.tokenizer, options["n_subjects"], subjects.union(others))
-    domains = edit_domains(edits.relation, options["controls"], edits.catalogue, lm.tokenizer)
+    domains = edit_outcomes.edit_domains(
+        edits.relation, options["controls"], edits.catalogue, lm.tokenizer
+    )
     folders: dict[str, list[int]] = {}  # edits by folder, which is empty for the one edited LM
     for i, row in enumerate(edits.rows):
         folders.setdefault(row.lm, []).append(i)
@@ -147,7 +171,7 @@ def measure_edits(
         concatenate([part.logits for part in after]),
         concatenate([part.paraphrases for part in after]),
     )
-    results = edited_results(edits, before, joined, maps, infos, len(others))
+    results = _results(edits, before, joined, maps, infos, len(others))
     return replace(results, lm=infos[1])
 
 
@@ -223,3 +247,128 @@ def _read(
         leading = read(side, [text for _, text in prompts]).argmax(1)
         paraphrases[side] = is_right[side][[row for row, _ in prompts], leading]
     return Reading(logits, paraphrases)
+
+
+@dataclass(frozen=True)
+class ReachRow:
+    """What edits reach, a row of the table ``reach`` for each kind of prompts."""
+
+    prompts: str
+    n: int | None = column("", ",d")
+    n_target: int | None = column("n target", ",d")
+    source_learned: float | None = column("learned", ".0%")
+    generalized: float | None = column("", ".0%")
+    source_unchanged: float | None = column("source stays", ".0%")
+    target_unchanged: float | None = column("target stays", ".0%")
+
+
+def _results(
+    edits: ResolvedEdits,
+    before: Reading,
+    after: Reading,
+    maps: tuple[Tensor, Tensor | None],
+    lms: Sequence[Mapping[str, Any]],
+    n_others: int,
+) -> Results:
+    """Return the results; `maps` are W and the `nearness`, `lms` infos of the LM before first."""
+    relation = edits.relation
+    answers = EditAnswers.of(edits.edits, before.logits, after.logits)
+    cases = edit_outcomes.edit_cases(relation, edits.edits, answers, *maps)
+    unedited = replace(answers, after=before.logits).means()
+    warning = _warning(*lms)
+    if warning:
+        rank_zero_warn(warning)
+    values: dict[str, Any] = {
+        **edit_outcomes.outcome_values(relation.name, answers, cases, neighbours=n_others),
+        "n_others": n_others,
+        "paraphrases": _paraphrases(after),
+        "before": {
+            "source_learned": number(unedited["generalization/source_learned"]),
+            "generalized": number(unedited["generalization/right_before"]),
+            "paraphrases": _paraphrases(before),
+        },
+        "skipped": skip_counts(edits.skipped),
+        "lm_before": lms[0],
+        "warning": warning,
+        "edited_lms": {
+            "n": len(lms) - 1,
+            "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
+        },
+    }
+    scalars = {f"test/{name}": values[name] for name in ("source_learned", *Outcome)}
+    results = edits_results("edited_lm", values, cases, scalars, edits.skipped)
+    table, *skipped = results.tables
+    # Of an answer of several tokens, the first is its label.
+    texts = relation.source.texts
+    sources = [logits["source"].argmax(1).tolist() for logits in (before.logits, after.logits)]
+    frame = table.frame.assign(
+        id=[row.id for row in edits.rows],
+        source_label=[texts[label] for label in taught_labels(edits.edits).tolist()],
+        source_before=[texts[label] for label in sources[0]],
+        source_after=[texts[label] for label in sources[1]],
+    )
+    summary, outcomes = outcomes_tables([results])
+    cases_table = replace(table, frame=frame)
+    tables = [summary, _reach_table(values), outcomes, cases_table, *skipped]
+    figures = [replace(figure, tables=[cases_table]) for figure in results.figures]
+    verdict = [*filter(None, [warning]), *results.verdict]
+    return replace(results, tables=tables, figures=figures, verdict=verdict)
+
+
+def _paraphrases(reading: Reading) -> dict[str, Any]:
+    learned, generalized = (reading.paraphrases[side].double() for side in SIDES)
+    return {
+        "source_learned": number(learned.mean().item()),
+        "generalized": number(generalized.mean().item()),
+        "n": len(learned),
+        "n_target": len(generalized),
+    }
+
+
+def _warning(before: Mapping[str, Any], *edited: Mapping[str, Any]) -> str:
+    """Return what is wrong with the edited LMs, or with some of them; empty if nothing."""
+    kinds = ("dtype", "quantization")
+    weights = before["fingerprint"]["weights"]
+    wrong = {
+        "different dtypes or quantizations: part of what changed is rounding.": [
+            lm for lm in edited if any(lm.get(kind) != before.get(kind) for kind in kinds)
+        ],
+        "the same weights: nothing was edited.": [
+            lm for lm in edited if lm["fingerprint"]["weights"] == weights
+        ],
+    }
+    return " ".join(
+        f"model.before and {len(lms)} of {len(edited)} edited LMs, such as "
+        f"{lms[0]['name_or_path']}, have {what}"
+        for what, lms in wrong.items()
+        if lms
+    )
+
+
+def _reach_table(values: Mapping[str, Any]) -> Table:
+    before = values["before"]
+    n = {"n": values["n_edits"]}
+    rows = [
+        {"prompts": "before", **before, **n},
+        {"prompts": "after", **values, **n},
+        {"prompts": "paraphrases before", **before["paraphrases"]},
+        {"prompts": "paraphrases", **values["paraphrases"]},
+        {"prompts": "neighbours", **values.get("neighbours", {"n": 0})},
+    ]
+    n_skipped = sum(values["skipped"].values())
+    notes = [
+        "paraphrases: other wordings of source (n) and target (n target); neighbours: subjects "
+        "without an edit. generalized: of before and of paraphrases, all right targets. The "
+        "editing literature calls learned paraphrases generalization, and neighbours that stay "
+        "locality.",
+        f"Rows that are no edit: {n_skipped} (tables/skipped.csv)." if n_skipped else "",
+        values["warning"],
+    ]
+    return Table.of(
+        "reach",
+        [row for row in rows if row["n"]],
+        ReachRow,
+        f"What the edits of {values['relation']} reach.",
+        " ".join(filter(None, notes)),
+        headline=True,
+    )
