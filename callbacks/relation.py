@@ -77,19 +77,22 @@ class RelationCallback(PeriodicCallback):
         """Return the relation on the LM of the run; `more` are controls and paraphrases."""
         return MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files, *more)
 
-    def check_subjects(self, subjects: Any, n_watch: int) -> None:
-        """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
+    def watch(self, subjects: Any, n_watch: int, seed: int, least: int = MIN_SUBJECTS) -> None:
+        """Keep which subjects are named or sampled; a `ConfigError` if fewer than `least`."""
         owner = type(self).__name__
-        require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
+        require(f"{owner}.n_watch", n_watch, at_least=least)
         if isinstance(subjects, str):
             raise ConfigError(
                 f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b]."
             )
-        if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
+        if subjects is not None and len(set(subjects)) < least:
             raise ConfigError(
-                f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
-                f"{MIN_SUBJECTS}. Name more, or null to sample some."
+                f"{owner}.subjects names {len(set(subjects))} subjects; it needs {least}. "
+                "Name more, or null to sample some."
             )
+        self.subjects = subjects
+        self.n_watch = n_watch
+        self.seed = seed
 
 
 class MeasuredRelation:
