@@ -21,7 +21,7 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import Edits, read_edits
-from lincorr_lightning.finetune.edited_lm import EditedLM, measure_edits
+from lincorr_lightning.finetune.edited_lm import EditedLM, in_memory, measure_edits
 from lincorr_lightning.finetune.edits import ListedEdits, nearness, plan_edits, resolve_edits
 from lincorr_lightning.finetune.forecasts import forecast_edits, forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -88,7 +88,7 @@ def correlate(
     loaders: list[Any] = [data.train_dataloader(), data.val_dataloader()]
     batches = [batch for loader in loaders for batch in loader.dataset]
     fitted = None
-    with _in_memory(lm, lm.is_loaded):
+    with in_memory(lm, lm.is_loaded):
         # The ranks of a run that calls this are not to wait for each other.
         sums = ProbeSums(probe.layout, ridge == "auto", distributed_available_fn=lambda: False)
         sums.to(lm.model.device)
@@ -186,20 +186,9 @@ def score(
     loaded = [one for one in lms if one.is_loaded]
     resolved = replace(resolve_edits(listed, tokenized, lm.load()), catalogue=catalogue)
     results = measure_edits(
-        resolved, lm, lambda _: edited, lambda one: _in_memory(one, one in loaded), study, seed
+        resolved, lm, lambda _: edited, lambda one: in_memory(one, one in loaded), study, seed
     )
     return replace(results, settings=_settings(study, data))
-
-
-@contextmanager
-def _in_memory(lm: LanguageModel, stays: bool) -> Iterator[None]:
-    """Load an LM that is not loaded; after a ``with`` block it `stays`, or its weights go."""
-    lm.load()
-    try:
-        yield
-    finally:
-        if not stays:
-            del lm.model
 
 
 def _arguments(kind: type, **given: Any) -> dict[str, Any]:

@@ -270,15 +270,10 @@ def edit_cases(
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """Return numbers over all cases, as ``results.json`` has them.
 
-    ``weight_reference`` is that of cases whose source was learned, by outcome, with the two-sided p
-    of a Mann-Whitney test; ``causes`` are numbers of hallucinations; ``completeness`` is that of
-    the reference's label (paper, table 18). ``nearest`` has the share of edits whose answer is
-    nearest to a ``right`` target label in the LM's head, ``macro``, the mean over references, and
-    under ``wrong`` what became of the others. ``forecast`` says how well this forecasts which edits
-    do not generalize: ``auroc`` is over all edits that were not right before, with its interval
-    over references, and ``auroc_within`` over pairs of edits with the same reference; None if all
-    of them, or none, generalized. Both are None for a head without rows. ``above_best_baseline``
-    has the edits that were not right before, in means over references.
+    ``weight_reference`` is that of cases whose source was learned, with the two-sided p of a
+    Mann-Whitney test. ``nearest``, None for a head without rows, has under ``wrong`` what became of
+    edits whose nearest word is not right. ``above_best_baseline``, in means over references, and
+    ``forecast`` leave out edits that were right before.
     """
     weights = {
         outcome: [
@@ -359,10 +354,9 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
     risks = torch.tensor([case.nearest_risk for case in cases], dtype=torch.float64)
     failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in cases])
     references = [case.reference for case in cases]
-    outcomes_of: dict[str, set[bool]] = {}
-    for reference, has_failed in zip(references, failed.tolist(), strict=True):
-        outcomes_of.setdefault(reference, set()).add(has_failed)
-    mixed = [reference for reference, outcomes in outcomes_of.items() if len(outcomes) == 2]
+    distinct = list(dict.fromkeys(references))
+    pairs = set(zip(references, failed.tolist(), strict=True))
+    mixed = [each for each in distinct if {(each, True), (each, False)} <= pairs]
 
     def auroc(rows: list[int]) -> float:
         return functional.auroc(risks[rows], failed[rows])
@@ -372,7 +366,7 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
 
     scores: dict[str, float | None] = {}
     for name, units, statistic in (
-        ("auroc", list(outcomes_of), auroc),
+        ("auroc", distinct, auroc),
         ("auroc_within", mixed, within),
     ):
         value = statistic(list(range(len(cases))))

@@ -108,21 +108,32 @@ class EditedLM(LMStudy):
         dataset = getattr(self.trainer.test_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset) or not dataset.resolved.rows:
             raise ConfigError("EditedLM needs data.edits_file, the file of the LM's edits.")
-        held, edits = self._held, dataset.resolved
-        results = measure_edits(edits, self.lm, self._edited_lm, held, self.hparams, dataset.seed)
+        results = measure_edits(
+            dataset.resolved,
+            self.lm,
+            self._edited_lm,
+            lambda lm: in_memory(lm.load().to(self.device)),
+            self.hparams,
+            dataset.seed,
+        )
         self.lm_info = results.lm
         return results
-
-    @contextmanager
-    def _held(self, lm: LanguageModel) -> Iterator[None]:
-        lm.load().to(self.device)
-        yield
-        del lm.model
 
     def _edited_lm(self, folder: str) -> LanguageModel:
         if not folder:
             return self.edited
         return self.other_lm(replace(self.edited.config, name_or_path=folder))
+
+
+@contextmanager
+def in_memory(lm: LanguageModel, stays: bool = False) -> Iterator[None]:
+    """Load an LM that is not loaded; after a ``with`` block it `stays`, or its weights go."""
+    lm.load()
+    try:
+        yield
+    finally:
+        if not stays:
+            del lm.model
 
 
 def measure_edits(
