@@ -29,6 +29,7 @@ from lincorr_lightning.linear_map.fitting import Ridge, fit_maps
 from lincorr_lightning.linear_map.layout import domain_rows
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.language_model import AnyLM, LanguageModel
+from lincorr_lightning.lm.modes import own_torch_settings
 from lincorr_lightning.probe.accumulation import ProbeSums
 from lincorr_lightning.probe.module import LinearProbe, score_probe, warn_of_few_subjects
 from lincorr_lightning.probe.results import probe_results
@@ -44,15 +45,8 @@ if TYPE_CHECKING:
 @contextmanager
 def _as_the_program() -> Iterator[None]:
     """Compute as the program does, whatever settings of torch the caller is under."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
-    try:
-        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), cpu, gpu:  # noqa: SIM117
-            with products.fastest():
-                yield
-    finally:
-        torch.set_default_dtype(dtype)
+    with own_torch_settings(), torch.no_grad(), products.fastest():
+        yield
 
 
 @_as_the_program()

@@ -307,23 +307,19 @@ def _results(
         },
     }
     scalars = {f"test/{name}": values[name] for name in ("source_learned", *Outcome)}
-    results = edits_results("edited_lm", values, cases, scalars, edits.skipped)
-    table, *skipped = results.tables
     # Of an answer of several tokens, the first is its label.
+    labels = {
+        "source_label": answers.labels,
+        "source_before": before.logits["source"].argmax(1),
+        "source_after": after.logits["source"].argmax(1),
+    }
     texts = relation.source.texts
-    sources = [logits["source"].argmax(1).tolist() for logits in (before.logits, after.logits)]
-    frame = table.frame.assign(
-        id=[row.id for row in edits.rows],
-        source_label=[texts[label] for label in taught_labels(edits.edits).tolist()],
-        source_before=[texts[label] for label in sources[0]],
-        source_after=[texts[label] for label in sources[1]],
-    )
+    columns = {name: [texts[label] for label in of_edits] for name, of_edits in labels.items()}
+    ids = [row.id for row in edits.rows]
+    results = edits_results("edited_lm", values, cases, scalars, edits.skipped, id=ids, **columns)
     summary, outcomes = outcomes_tables([results])
-    cases_table = replace(table, frame=frame)
-    tables = [summary, _reach_table(values), outcomes, cases_table, *skipped]
-    figures = [replace(figure, tables=[cases_table]) for figure in results.figures]
-    verdict = [*filter(None, [warning]), *results.verdict]
-    return replace(results, tables=tables, figures=figures, verdict=verdict)
+    tables = [summary, _reach_table(values), outcomes, *results.tables]
+    return replace(results, tables=tables, verdict=[*filter(None, [warning]), *results.verdict])
 
 
 def _paraphrases(reading: Reading) -> dict[str, Any]:

@@ -95,10 +95,12 @@ def edits_results(
     cases: Sequence[EditCase],
     scalars: Mapping[str, float],
     skipped: Sequence[RawEdit] = (),
+    **more: Sequence[str],
 ) -> Results:
     """Return the results of edits: the table ``cases`` (paper, table 6) and its figures.
 
-    `values` are those of ``results.json``, `skipped` the rows of a file that are no edit.
+    `values` are those of ``results.json``, `skipped` the rows of a file that are no edit; `more`
+    are further columns of the table.
     """
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.finetune import figures as drawing
@@ -118,6 +120,7 @@ def edits_results(
         source_learned="source_learned",
         probability_reference="probability_reference_after",
     )
+    cases_table = replace(cases_table, frame=cases_table.frame.assign(**more))
     tables = [cases_table, *skipped_tables(skipped)]
     figures = []
     about = {"relation": relation}
