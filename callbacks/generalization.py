@@ -27,8 +27,8 @@ class GeneralizationState(RelationState):
     """What a checkpoint keeps of a `Generalization`."""
 
     nearness: Tensor | None = None  #: See `nearness`.
-    #: Of edits that are trained together, the parts of a `StepValues` by optimizer step.
-    by_step: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
+    #: Of edits that are trained together, by optimizer step.
+    by_step: dict[int, StepValues] = field(default_factory=dict)
 
 
 class Generalization(RelationCallback):
@@ -254,7 +254,7 @@ class Generalization(RelationCallback):
     ) -> dict[int, StepValues]:
         """Return the numbers of independent edits by their own step, from 1."""
         return {
-            step + 1: StepValues.of(ids, self._answers(ids, logits).values())
+            step + 1: cases.step_values(ids, self._answers(ids, logits).values())
             for step, (ids, (logits,)) in by_step.items()
         }
 
@@ -268,7 +268,7 @@ class Generalization(RelationCallback):
         if step and step not in self.state.by_step:
             n = len(self._watched)  # the first edits, at all steps the same
             watched = {key: values[:n] for key, values in answers.values().items()}
-            self.state.by_step[step] = tuple(StepValues.of(self._watched, watched))
+            self.state.by_step[step] = cases.step_values(self._watched, watched)
 
     def latest(self, key: str) -> tuple[int, float]:
         """Return the last step at which a number was logged, and the number; NaN before."""
@@ -295,7 +295,7 @@ class Generalization(RelationCallback):
         else:
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
             self._log_joint(answers)
-            numbers = {step: StepValues(*parts) for step, parts in self.state.by_step.items()}
+            numbers = self.state.by_step
         relation = self._at.tokenized
         edits = [self._resolved.edits[i] for i in ids]
         weight = self.state.map[0]

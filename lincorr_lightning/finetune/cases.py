@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import scipy
 import torch
@@ -414,18 +414,14 @@ def outcome_values(
     }
 
 
-class StepValues(NamedTuple):
-    """Numbers of some edits after a step: their positions in the run, and ``(n,)`` by key."""
+StepValues = tuple[list[int], dict[str, Tensor]]
+"""Numbers of some edits after a step: their positions in the run, and ``(n,)`` by key."""
 
-    ids: list[int]
-    values: dict[str, Tensor]
 
-    @classmethod
-    def of(cls, ids: Sequence[int], values: Mapping[str, Tensor]) -> StepValues:
-        """Return those numbers of edits that are reported by step."""
-        keys = (_LEARNED, _GENERALIZED, *BY_REFERENCE)
-        kept = {k: x for k, x in values.items() if k in keys or k.startswith(CONTROL)}
-        return cls(list(ids), kept)
+def step_values(ids: Sequence[int], values: Mapping[str, Tensor]) -> StepValues:
+    """Return those numbers of edits that are reported by step."""
+    keys = (_LEARNED, _GENERALIZED, *BY_REFERENCE)
+    return list(ids), {k: x for k, x in values.items() if k in keys or k.startswith(CONTROL)}
 
 
 def interval_by_reference(values: Tensor, references: Sequence[Hashable]) -> dict[str, Any]:
@@ -452,7 +448,7 @@ def row_at_learned(
                     taken.setdefault(key, []).append(column_[row])
     if not steps:
         return None
-    numbers = StepValues(list(steps), {key: torch.stack(rows) for key, rows in taken.items()})
+    numbers = list(steps), {key: torch.stack(rows) for key, rows in taken.items()}
     return step_row(sum(steps.values()) / len(steps), numbers, references)
 
 

@@ -34,16 +34,7 @@ from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, column, number
 from lincorr_lightning.study import LMStudy
 
-
-@dataclass(frozen=True)
-class Reading:
-    """What LMs answer about edits: logits, and whether a right label leads in other words.
-
-    `paraphrases` are by side, ``(n_prompts,)`` bool.
-    """
-
-    logits: Logits
-    paraphrases: dict[str, Tensor]
+_WORDINGS = "wordings/"  # before a side: whether a right label leads in other words
 
 
 class EditedLM(LMStudy):
@@ -178,11 +169,7 @@ def measure_edits(
         with held(edited):
             after.append(_read(edited, domains, edits, ids, others))
             infos.append(_info(edited))
-    joined = Reading(
-        concatenate([part.logits for part in after]),
-        concatenate([part.paraphrases for part in after]),
-    )
-    results = _results(edits, before, joined, maps, infos, len(others))
+    results = _results(edits, before, concatenate(after), maps, infos, len(others))
     return replace(results, lm=infos[1])
 
 
@@ -223,7 +210,7 @@ def _read(
     edits: ResolvedEdits,
     ids: Sequence[int],
     others: Sequence[str],
-) -> Reading:
+) -> Logits:
     """Return what an LM answers about some edits, in other words, and about other subjects.
 
     Wordings of the source are those of the edit's row, if it has others than the measured one.
@@ -242,7 +229,6 @@ def _read(
         name: read(name, [domain.knowledge.prompt(subject) for subject in subjects])
         for name, domain in domains.items()
     }
-    paraphrases = {}
     for side in SIDES:
         knowledge = domains[side].knowledge
         if others:
@@ -256,8 +242,8 @@ def _read(
             of_row = [text for text in edits.rows[i].prompts if text != measured]
             prompts += [(row, text) for text in (side == "source" and of_row) or texts]
         leading = read(side, [text for _, text in prompts]).argmax(1)
-        paraphrases[side] = is_right[side][[row for row, _ in prompts], leading]
-    return Reading(logits, paraphrases)
+        logits[_WORDINGS + side] = is_right[side][[row for row, _ in prompts], leading]
+    return logits
 
 
 @dataclass(frozen=True)
@@ -275,17 +261,17 @@ class ReachRow:
 
 def _results(
     edits: ResolvedEdits,
-    before: Reading,
-    after: Reading,
+    before: Logits,
+    after: Logits,
     maps: tuple[Tensor, Tensor | None],
     lms: Sequence[Mapping[str, Any]],
     n_others: int,
 ) -> Results:
     """Return the results; `maps` are W and the `nearness`, `lms` infos of the LM before first."""
     relation = edits.relation
-    answers = EditAnswers.of(edits.edits, before.logits, after.logits)
+    answers = EditAnswers.of(edits.edits, before, after)
     cases = edit_outcomes.edit_cases(relation, edits.edits, answers, *maps)
-    unedited = replace(answers, after=before.logits).means()
+    unedited = replace(answers, after=before).means()
     warning = _warning(*lms)
     if warning:
         rank_zero_warn(warning)
@@ -310,8 +296,8 @@ def _results(
     # Of an answer of several tokens, the first is its label.
     labels = {
         "source_label": answers.labels,
-        "source_before": before.logits["source"].argmax(1),
-        "source_after": after.logits["source"].argmax(1),
+        "source_before": before["source"].argmax(1),
+        "source_after": after["source"].argmax(1),
     }
     texts = relation.source.texts
     columns = {name: [texts[label] for label in of_edits] for name, of_edits in labels.items()}
@@ -322,8 +308,8 @@ def _results(
     return replace(results, tables=tables, verdict=[*filter(None, [warning]), *results.verdict])
 
 
-def _paraphrases(reading: Reading) -> dict[str, Any]:
-    learned, generalized = (reading.paraphrases[side].double() for side in SIDES)
+def _paraphrases(logits: Logits) -> dict[str, Any]:
+    learned, generalized = (logits[_WORDINGS + side].double() for side in SIDES)
     return {
         "source_learned": number(learned.mean().item()),
         "generalized": number(generalized.mean().item()),
