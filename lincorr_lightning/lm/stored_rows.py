@@ -17,10 +17,9 @@ from lincorr_lightning.errors import LanguageModelError, listed
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import loading
-from lincorr_lightning.lm.head import head_of, is_plain
+from lincorr_lightning.lm.head import ROWS_BLOCK, VocabularyRows, head_of, is_plain
 from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
-from lincorr_lightning.lm.vocabulary_rows import BLOCK, VocabularyRows
 
 # Names of the modules, in the architectures of transformers and in GGUF files.
 _HEADS = (
@@ -76,8 +75,8 @@ class StoredRows(VocabularyRows):
 
     def blocks(self) -> Iterator[Tensor]:
         with self.open() as matrix:
-            for start in range(0, self.shape[0], BLOCK):
-                yield matrix[start : start + BLOCK]
+            for start in range(0, self.shape[0], ROWS_BLOCK):
+                yield matrix[start : start + ROWS_BLOCK]
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
         with self.open() as matrix:
