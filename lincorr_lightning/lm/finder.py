@@ -48,7 +48,7 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
         is_inside = any(path.startswith(f"{outer}.") or outer == "" for outer in lms)
         if not isinstance(part, PreTrainedModel) or is_inside or not part.can_generate():
             continue
-        if head_of(part) is not None and not getattr(part.config, "is_encoder_decoder", False):
+        if not getattr(part.config, "is_encoder_decoder", False) and head_of(part) is not None:
             lms[path] = part
     if len(lms) == 1:
         return next(iter(lms.values()))
