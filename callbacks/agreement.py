@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from lincorr_lightning.callbacks.relation import RelationCallback
-from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Results
 
@@ -42,10 +41,7 @@ class Agreement(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, **options)
-        require("Agreement.n_watch", n_watch, at_least=1)
-        self.subjects = subjects
-        self.n_watch = n_watch
-        self.seed = seed
+        self.watch(subjects, n_watch, seed, least=1)
 
     def open(self) -> Iterable[str]:
         self._at = self.measured_relation()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import CallbackState
 from lincorr_lightning.callbacks.relation import RelationCallback
-from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.cases import SIDES
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, column
@@ -83,13 +82,8 @@ class FeatureMovement(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, **options)
-        require("FeatureMovement.n_watch", n_watch, at_least=1)
-        if subjects == []:
-            raise ConfigError("FeatureMovement.subjects is empty; name some, or null.")
+        self.watch(subjects, n_watch, seed, least=1)
         self.saes = saes
-        self.subjects = subjects
-        self.n_watch = n_watch
-        self.seed = seed
 
     def open(self) -> Iterable[str]:
         self._at = self.measured_relation()

@@ -50,11 +50,6 @@ class Forecast(RelationCallback):
         super().__init__(relation, **options)
         self.edits = edits
 
-    @property
-    def forecasts(self) -> list[NearestWord]:
-        """The forecast of each edit, from the start of training on."""
-        return [NearestWord(**word) for word in self.state.words]
-
     def open(self) -> Iterable[str]:
         self._at = self.measured_relation()
         self._resolved = self._at.resolve_edits(self.edits, "Forecast.edits")
@@ -75,5 +70,6 @@ class Forecast(RelationCallback):
         """Do nothing: a forecast is made once."""
 
     def finish(self) -> Results:
+        words = [NearestWord(**word) for word in self.state.words]
         name = self._at.tokenized.name
-        return forecast_results(self.name, self.forecasts, name, self._resolved.skipped)
+        return forecast_results(self.name, words, name, self._resolved.skipped)

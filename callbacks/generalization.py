@@ -12,8 +12,7 @@ from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.by_step import StepValues, last_steps, row_at_learned, step_rows
-from lincorr_lightning.finetune.cases import EditAnswers, Logits, concatenate, rows_of
+from lincorr_lightning.finetune.cases import EditAnswers, Logits, StepValues, concatenate, rows_of
 from lincorr_lightning.finetune.edits import nearness, skip_counts
 from lincorr_lightning.finetune.results import edits_results
 from lincorr_lightning.linear_map.fitting import Ridge
@@ -28,8 +27,8 @@ class GeneralizationState(RelationState):
     """What a checkpoint keeps of a `Generalization`."""
 
     nearness: Tensor | None = None  #: See `nearness`.
-    #: Of edits that are trained together, the parts of a `StepValues` by optimizer step.
-    by_step: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
+    #: Of edits that are trained together, by optimizer step.
+    by_step: dict[int, StepValues] = field(default_factory=dict)
 
 
 class Generalization(RelationCallback):
@@ -241,7 +240,7 @@ class Generalization(RelationCallback):
         none: tuple[list[int], list[Logits]] = ([], [rows_of(self.state.base, [])])
         ids, (logits,) = by_step.get(dataset.training.steps_per_edit - 1, none)
         if self.stop is not None and ids:
-            chosen = last_steps(self._independent_steps(by_step), self.stop.is_over)
+            chosen = cases.last_steps(self._independent_steps(by_step), self.stop.is_over)
             self.stop.best_step = fmean(chosen.values())
             parts = []
             for edit in ids:
@@ -255,7 +254,7 @@ class Generalization(RelationCallback):
     ) -> dict[int, StepValues]:
         """Return the numbers of independent edits by their own step, from 1."""
         return {
-            step + 1: StepValues.of(ids, self._answers(ids, logits).values())
+            step + 1: cases.step_values(ids, self._answers(ids, logits).values())
             for step, (ids, (logits,)) in by_step.items()
         }
 
@@ -269,7 +268,7 @@ class Generalization(RelationCallback):
         if step and step not in self.state.by_step:
             n = len(self._watched)  # the first edits, at all steps the same
             watched = {key: values[:n] for key, values in answers.values().items()}
-            self.state.by_step[step] = tuple(StepValues.of(self._watched, watched))
+            self.state.by_step[step] = cases.step_values(self._watched, watched)
 
     def latest(self, key: str) -> tuple[int, float]:
         """Return the last step at which a number was logged, and the number; NaN before."""
@@ -296,7 +295,7 @@ class Generalization(RelationCallback):
         else:
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
             self._log_joint(answers)
-            numbers = {step: StepValues(*parts) for step, parts in self.state.by_step.items()}
+            numbers = self.state.by_step
         relation = self._at.tokenized
         edits = [self._resolved.edits[i] for i in ids]
         weight = self.state.map[0]
@@ -306,8 +305,10 @@ class Generalization(RelationCallback):
         values = {
             **cases.outcome_values(relation.name, answers, self.cases, **counts),
             "n_others": len(self.others),
-            "by_step": step_rows(numbers, references),
-            "at_learned": row_at_learned(numbers, references),
+            "by_step": [
+                cases.step_row(step, values, references) for step, values in sorted(numbers.items())
+            ],
+            "at_learned": cases.row_at_learned(numbers, references),
         }
         if self.stop is not None:
             values["stop_at_leak"] = self.stop.settings()

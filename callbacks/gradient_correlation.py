@@ -85,10 +85,7 @@ class GradientCorrelation(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, every_n_steps=every_n_steps, **options)
-        self.check_subjects(subjects, n_watch)
-        self.subjects = subjects
-        self.n_watch = n_watch
-        self.seed = seed
+        self.watch(subjects, n_watch, seed)
         self.map = RelationMap("GradientCorrelation", linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback, periodic_callbacks
 from lincorr_lightning.callbacks.stop_at_leak import StopAtLeak
 from lincorr_lightning.distributed import gather
 
@@ -82,7 +82,7 @@ class HuggingFaceCallback(TrainerCallback):
         if self._is_training:
             self._call("on_validation_epoch_start")
         else:
-            for callback in self._periodic:
+            for callback in periodic_callbacks(self._run):
                 callback.measure_changed_weights()
         self._log(state)
         values = self._run.callback_metrics.items()
@@ -95,10 +95,6 @@ class HuggingFaceCallback(TrainerCallback):
         self._log(state)
         self._is_training = False
 
-    @property
-    def _periodic(self) -> list[PeriodicCallback]:
-        return [each for each in self.callbacks if isinstance(each, PeriodicCallback)]
-
     def _call(self, hook: str, *arguments: Any) -> None:
         for callback in list(self._run.callbacks):
             getattr(callback, hook)(self._run, self._module, *arguments)
@@ -106,7 +102,7 @@ class HuggingFaceCallback(TrainerCallback):
     def _log(self, state: Any) -> None:
         points = {
             key: history[-1][1]
-            for callback in self._periodic
+            for callback in periodic_callbacks(self._run)
             for key, history in callback.history.items()
             if history[-1][0] == state.global_step
         }

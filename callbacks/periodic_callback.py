@@ -244,7 +244,7 @@ class PeriodicCallback(L.Callback):
         # The first callback opens all, so that what they announce is read together.
         if all(each._run is None for each in periodic_callbacks(trainer)):
             _open_all(trainer, pl_module)
-            after_train_end(trainer, partial(_complete_all, trainer))
+            after_train_end(trainer, partial(runs.collect_callback_results, trainer))
         if not runs.is_dry_run(trainer):
             runs.run_folder(trainer)  # a collective call, made before rank 0 alone writes
         self.prepare()
@@ -483,8 +483,3 @@ def _open_all(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
                 uncounted=uncounted,
             )
         callback._open(lm_runs[model])
-
-
-def _complete_all(trainer: L.Trainer) -> None:
-    for callback in periodic_callbacks(trainer):
-        callback.complete(trainer)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lincorr_lightning.callbacks.periodic_callback import CallbackState, LMRun, PeriodicCallback
+from lincorr_lightning.callbacks.periodic_callback import CallbackState, PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch
@@ -25,7 +25,6 @@ from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
-DEFAULT_RELATION = "city->country"
 MIN_SUBJECTS = 3  #: Subjects below which no correlation is computed: with two it is always 1 or -1.
 
 
@@ -75,54 +74,54 @@ class RelationCallback(PeriodicCallback):
 
     def measured_relation(self, *more: Sequence[str]) -> "MeasuredRelation":
         """Return the relation on the LM of the run; `more` are controls and paraphrases."""
-        return MeasuredRelation(self.run, self.study, self.relation, self.knowledge_files, *more)
+        return MeasuredRelation(self, *more)
 
-    def check_subjects(self, subjects: Any, n_watch: int) -> None:
-        """Refuse fewer subjects, named or sampled, than a correlation needs, as a `ConfigError`."""
+    def watch(self, subjects: Any, n_watch: int, seed: int, least: int = MIN_SUBJECTS) -> None:
+        """Keep which subjects are named or sampled; a `ConfigError` if fewer than `least`."""
         owner = type(self).__name__
-        require(f"{owner}.n_watch", n_watch, at_least=MIN_SUBJECTS)
+        require(f"{owner}.n_watch", n_watch, at_least=least)
         if isinstance(subjects, str):
             raise ConfigError(
                 f"{owner}.subjects is {subjects!r}; it must be a list, such as [a, b]."
             )
-        if subjects is not None and len(set(subjects)) < MIN_SUBJECTS:
+        if subjects is not None and len(set(subjects)) < least:
             raise ConfigError(
-                f"{owner}.subjects names {len(set(subjects))} subjects; a correlation needs "
-                f"{MIN_SUBJECTS}. Name more, or null to sample some."
+                f"{owner}.subjects names {len(set(subjects))} subjects; it needs {least}. "
+                "Name more, or null to sample some."
             )
+        self.subjects = subjects
+        self.n_watch = n_watch
+        self.seed = seed
 
 
 class MeasuredRelation:
     """A relation on the LM of a run: its labels, and readers of its prompts.
 
-    The `study`, the relation's name and `knowledge_files` are those of a `RelationCallback`;
     `controls` are kinds of knowledge that are read, too, `paraphrases` other prompts of the source.
     """
 
     def __init__(
         self,
-        run: LMRun,
-        study: str,
-        name: str | None,
-        knowledge_files: Sequence[str] | None = None,
+        callback: RelationCallback,
         controls: Sequence[str] = (),
         paraphrases: Sequence[str] = (),
     ) -> None:
-        self.run = run
+        run = self.run = callback.run
+        name = callback.relation
         tokenizer = run.cache.lm.tokenizer
         edits = None if run.dataset is None else run.dataset.resolved
         if name is None:
-            name = DEFAULT_RELATION if edits is None else edits.relation.name
-        if knowledge_files is None and edits is not None:
+            name = "city->country" if edits is None else edits.relation.name
+        if callback.knowledge_files is None and edits is not None:
             catalogue = edits.catalogue
         else:
-            catalogue = Catalogue.load(*(knowledge_files or ()))
+            catalogue = Catalogue.load(*(callback.knowledge_files or ()))
         subwords = edits is not None and edits.subwords
         #: The subjects of the run's edits, if its dataset lists them.
         self.edited_subjects = [] if edits is None else edits.subjects
         #: The relation with its labels in this LM's vocabulary.
         self.tokenized = TokenizedRelation.of(name, catalogue, tokenizer, subwords)
-        self.tag = run.tag(study, name)  #: Name of the relation, see `LMRun.tag`.
+        self.tag = run.tag(callback.study, name)  #: Name of the relation, see `LMRun.tag`.
         #: The prompts that are read, see `edit_domains`.
         self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer, paraphrases)
         for domain in self.domains.values():

@@ -67,11 +67,8 @@ class Resilience(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, **options)
-        self.check_subjects(subjects, n_watch)
+        self.watch(subjects, n_watch, seed)
         require("Resilience.random_labels", random_labels, at_least=0)
-        self.subjects = subjects
-        self.n_watch = n_watch
-        self.seed = seed
         self.random_labels = random_labels
         self.map = RelationMap("Resilience", linear_map, ridge, n_subjects)
 

@@ -21,7 +21,7 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import Edits, read_edits
-from lincorr_lightning.finetune.edited.module import EditedLM, measure_edits
+from lincorr_lightning.finetune.edited_lm import EditedLM, in_memory, measure_edits
 from lincorr_lightning.finetune.edits import ListedEdits, nearness, plan_edits, resolve_edits
 from lincorr_lightning.finetune.forecasts import forecast_edits, forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -29,6 +29,7 @@ from lincorr_lightning.linear_map.fitting import Ridge, fit_maps
 from lincorr_lightning.linear_map.layout import domain_rows
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.language_model import AnyLM, LanguageModel
+from lincorr_lightning.lm.modes import own_torch_settings
 from lincorr_lightning.probe.accumulation import ProbeSums
 from lincorr_lightning.probe.module import LinearProbe, score_probe, warn_of_few_subjects
 from lincorr_lightning.probe.results import probe_results
@@ -44,15 +45,8 @@ if TYPE_CHECKING:
 @contextmanager
 def _as_the_program() -> Iterator[None]:
     """Compute as the program does, whatever settings of torch the caller is under."""
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    cpu, gpu = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
-    try:
-        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), cpu, gpu:  # noqa: SIM117
-            with products.fastest():
-                yield
-    finally:
-        torch.set_default_dtype(dtype)
+    with own_torch_settings(), torch.no_grad(), products.fastest():
+        yield
 
 
 @_as_the_program()
@@ -88,7 +82,7 @@ def correlate(
     loaders: list[Any] = [data.train_dataloader(), data.val_dataloader()]
     batches = [batch for loader in loaders for batch in loader.dataset]
     fitted = None
-    with _in_memory(lm, lm.is_loaded):
+    with in_memory(lm, lm.is_loaded):
         # The ranks of a run that calls this are not to wait for each other.
         sums = ProbeSums(probe.layout, ridge == "auto", distributed_available_fn=lambda: False)
         sums.to(lm.model.device)
@@ -186,20 +180,9 @@ def score(
     loaded = [one for one in lms if one.is_loaded]
     resolved = replace(resolve_edits(listed, tokenized, lm.load()), catalogue=catalogue)
     results = measure_edits(
-        resolved, lm, lambda _: edited, lambda one: _in_memory(one, one in loaded), study, seed
+        resolved, lm, lambda _: edited, lambda one: in_memory(one, one in loaded), study, seed
     )
     return replace(results, settings=_settings(study, data))
-
-
-@contextmanager
-def _in_memory(lm: LanguageModel, stays: bool) -> Iterator[None]:
-    """Load an LM that is not loaded; after a ``with`` block it `stays`, or its weights go."""
-    lm.load()
-    try:
-        yield
-    finally:
-        if not stays:
-            del lm.model
 
 
 def _arguments(kind: type, **given: Any) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
     second()
 
 
-def after_train_end(trainer: L.Trainer, call: Callable[[], None]) -> None:
+def after_train_end(trainer: L.Trainer, call: Callable[[], object]) -> None:
     """Call a function once after the last ``on_train_end``, with the LM still on its device.
 
     Lightning has no hook there: in the next one the LM has been moved to the CPU.

@@ -44,15 +44,10 @@ class LoopLines:
         """Return how far the loop is after so many seconds, and how long the rest will take."""
         if not 0 < self.total < float("inf"):
             return f"{self.doing} {self.done}"
-        left = seconds / self.done * (self.total - self.done)
-        estimate = f", about {minutes(left)} left" if self.done < self.total else ""
+        hours, minutes = divmod(round(seconds / self.done * (self.total - self.done) / 60), 60)
+        left = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        estimate = f", about {left} left" if self.done < self.total else ""
         return f"{self.doing} {self.done} of {self.total:.0f}{estimate}"
-
-
-def minutes(seconds: float) -> str:
-    """Return a time in minutes, or in hours and minutes."""
-    hours, rest = divmod(round(seconds / 60), 60)
-    return f"{hours} h {rest} min" if hours else f"{rest} min"
 
 
 def progress(items: Iterable[T], doing: str, **bar: Any) -> Iterator[T]:

@@ -370,12 +370,6 @@ def require_batch(study: Study, batch: object, *kinds: type) -> None:
         raise ConfigError(f"{type(study).__name__} takes batches of {names}, not {given}.")
 
 
-def require_one_pass(trainer: L.Trainer) -> None:
-    """Refuse to repeat for ever what is done in one epoch."""
-    if trainer.max_epochs == trainer.max_steps == -1:
-        raise ConfigError("trainer.max_epochs is -1, so the run would never end. Set it to 1.")
-
-
 class LMStudy(Study):
     """A study of an LM, which it reads or trains.
 

@@ -5,8 +5,8 @@ import importlib.resources
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from textwrap import wrap
 from typing import Any
 
@@ -104,25 +104,12 @@ def main(args: Sequence[str] | None = None) -> Any:
         return run_lightning_cli(argv)
 
 
-@contextmanager
-def _own_torch_settings() -> Iterator[None]:
-    """Run with the settings that torch starts with, whatever is in force around `main`."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:  # nobody has changed them, and importing it takes seconds
-        yield
-        return
-    with ExitStack() as stack:
-        for device in ("cpu", "cuda", "mps"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(torch.float32)
-        # Lightning leaves gradients on or off as its last loop had them.
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        yield
+def _own_torch_settings() -> AbstractContextManager[object]:
+    if "torch" not in sys.modules:  # nobody has changed them, and importing it takes seconds
+        return nullcontext()
+    from lincorr_lightning.lm.modes import own_torch_settings
+
+    return own_torch_settings()
 
 
 def overview() -> str:

@@ -2,7 +2,7 @@
 
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining, edit_dataset
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edited.module import EditedLM
+from lincorr_lightning.finetune.edited_lm import EditedLM
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune

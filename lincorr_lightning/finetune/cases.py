@@ -1,9 +1,9 @@
-"""What each edit of a source did to its target (paper, section 5 and table 6)."""
+"""What each edit of a source did to its target, also by step (paper, section 5 and table 6)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, median
@@ -16,17 +16,10 @@ from torch import Tensor
 
 from lincorr_lightning import functional
 from lincorr_lightning.errors import DomainError
-from lincorr_lightning.finetune.by_step import (
-    BY_REFERENCE,
-    CONTROL,
-    LEAK,
-    SPECIFIC,
-    interval_by_reference,
-)
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit, reference_mask, taught_labels
 from lincorr_lightning.functional.outcomes import Cause, Outcome
-from lincorr_lightning.functional.significance import jackknife_interval
+from lincorr_lightning.functional.significance import jackknife_interval, mean_interval
 from lincorr_lightning.knowledge import Catalogue, Completeness, Domain, TokenizedRelation
 from lincorr_lightning.results.table import column, number
 
@@ -36,6 +29,12 @@ if TYPE_CHECKING:
 CONTROLS = ("color",)  #: Kinds of knowledge that an edit should not change, by default.
 DEFAULT_FORECAST = "causal_inner_product"  #: Name of the forecast by the nearest word.
 _PARAPHRASE = "paraphrases/"
+LEAK = "generalization/leak"
+SPECIFIC = "generalization/specific"
+BY_REFERENCE = (LEAK, SPECIFIC)  #: Numbers that are reported as means by reference.
+CONTROL = "control_unchanged/"  #: Beginning of the keys of controls.
+_LEARNED = "generalization/source_learned"
+_GENERALIZED = "generalization/generalized"
 SIDES = ("source", "target")
 
 Logits = dict[str, Tensor]
@@ -271,15 +270,10 @@ def edit_cases(
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """Return numbers over all cases, as ``results.json`` has them.
 
-    ``weight_reference`` is that of cases whose source was learned, by outcome, with the two-sided p
-    of a Mann-Whitney test; ``causes`` are numbers of hallucinations; ``completeness`` is that of
-    the reference's label (paper, table 18). ``nearest`` has the share of edits whose answer is
-    nearest to a ``right`` target label in the LM's head, ``macro``, the mean over references, and
-    under ``wrong`` what became of the others. ``forecast`` says how well this forecasts which edits
-    do not generalize: ``auroc`` is over all edits that were not right before, with its interval
-    over references, and ``auroc_within`` over pairs of edits with the same reference; None if all
-    of them, or none, generalized. Both are None for a head without rows. ``above_best_baseline``
-    has the edits that were not right before, in means over references.
+    ``weight_reference`` is that of cases whose source was learned, with the two-sided p of a
+    Mann-Whitney test. ``nearest``, None for a head without rows, has under ``wrong`` what became of
+    edits whose nearest word is not right. ``above_best_baseline``, in means over references, and
+    ``forecast`` leave out edits that were right before.
     """
     weights = {
         outcome: [
@@ -310,7 +304,9 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
 
 
 def _shares(group: Sequence[EditCase]) -> dict[str, Any]:
-    return {"n": len(group), **functional.outcome_shares([case.outcome for case in group])}
+    n = len(group)
+    counts = Counter(case.outcome for case in group)
+    return {"n": n, **{each.value: counts[each] / n if n else None for each in Outcome}}
 
 
 def _above_best_baseline(cases: Sequence[EditCase]) -> dict[str, Any] | None:
@@ -358,10 +354,9 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
     risks = torch.tensor([case.nearest_risk for case in cases], dtype=torch.float64)
     failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in cases])
     references = [case.reference for case in cases]
-    outcomes_of: dict[str, set[bool]] = {}
-    for reference, has_failed in zip(references, failed.tolist(), strict=True):
-        outcomes_of.setdefault(reference, set()).add(has_failed)
-    mixed = [reference for reference, outcomes in outcomes_of.items() if len(outcomes) == 2]
+    distinct = list(dict.fromkeys(references))
+    pairs = set(zip(references, failed.tolist(), strict=True))
+    mixed = [each for each in distinct if {(each, True), (each, False)} <= pairs]
 
     def auroc(rows: list[int]) -> float:
         return functional.auroc(risks[rows], failed[rows])
@@ -371,7 +366,7 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
 
     scores: dict[str, float | None] = {}
     for name, units, statistic in (
-        ("auroc", list(outcomes_of), auroc),
+        ("auroc", distinct, auroc),
         ("auroc_within", mixed, within),
     ):
         value = statistic(list(range(len(cases))))
@@ -417,3 +412,95 @@ def outcome_values(
         **{group: {**groups[group], "n": n} for group, n in counts.items() if group in groups},
         **case_statistics(cases),
     }
+
+
+StepValues = tuple[list[int], dict[str, Tensor]]
+"""Numbers of some edits after a step: their positions in the run, and ``(n,)`` by key."""
+
+
+def step_values(ids: Sequence[int], values: Mapping[str, Tensor]) -> StepValues:
+    """Return those numbers of edits that are reported by step."""
+    keys = (_LEARNED, _GENERALIZED, *BY_REFERENCE)
+    return list(ids), {k: x for k, x in values.items() if k in keys or k.startswith(CONTROL)}
+
+
+def interval_by_reference(values: Tensor, references: Sequence[Hashable]) -> dict[str, Any]:
+    """Return the mean by reference of a number of each edit, and its 95 % interval over them."""
+    means = torch.tensor(functional.group_means(values.tolist(), references), dtype=torch.float64)
+    low, high = mean_interval(means)
+    return {"mean": number(means.mean().item()), "low": number(low), "high": number(high)}
+
+
+def row_at_learned(
+    by_step: Mapping[int, StepValues], references: Sequence[Hashable]
+) -> dict[str, Any] | None:
+    """Return the `step_row` of each edit at its first step with the source learned.
+
+    Edits that were never learned do not count, and ``step`` is a mean; None if none was learned.
+    """
+    steps: dict[int, int] = {}
+    taken: dict[str, list[Tensor]] = {}
+    for step, (ids, values) in sorted(by_step.items()):
+        for row, edit in enumerate(ids):
+            if edit not in steps and values[_LEARNED][row]:
+                steps[edit] = step
+                for key, column_ in values.items():
+                    taken.setdefault(key, []).append(column_[row])
+    if not steps:
+        return None
+    numbers = list(steps), {key: torch.stack(rows) for key, rows in taken.items()}
+    return step_row(sum(steps.values()) / len(steps), numbers, references)
+
+
+def step_row(step: float, numbers: StepValues, references: Sequence[Hashable]) -> dict[str, Any]:
+    """Return what edits did after a step, see `StepRow`; ``controls`` is a mapping.
+
+    `references` are those of all edits of the run, by their position.
+    """
+    ids, values = numbers
+    groups = [references[edit] for edit in ids]
+    shares = {key: number(x.nanmean().item()) for key, x in values.items()}
+    macro = {key: number(functional.macro_mean(x.tolist(), groups)) for key, x in values.items()}
+    specific = interval_by_reference(values[SPECIFIC], groups) if SPECIFIC in values else {}
+    return {
+        "step": step,
+        "n_edits": len(ids),
+        "source_learned": shares[_LEARNED],
+        "generalized": shares[_GENERALIZED],
+        "macro_generalized": macro[_GENERALIZED],
+        "leak": macro.get(LEAK),
+        "specific": specific.get("mean"),
+        "specific_low": specific.get("low"),
+        "specific_high": specific.get("high"),
+        "controls": {
+            key.removeprefix(CONTROL): share
+            for key, share in shares.items()
+            if key.startswith(CONTROL)
+        },
+    }
+
+
+def last_steps(
+    by_step: Mapping[int, StepValues], is_over: Callable[[float, float], bool]
+) -> dict[int, int]:
+    """Return the step that counts of each edit, if its steps end once it `is_over`.
+
+    That is its last learned step before the first where `is_over` holds of whether it is learned
+    and of its leak, or that one if it is the first; the last step of an edit that was never
+    learned. What the edit does to its own target does not matter.
+    """
+    steps: dict[int, int] = {}
+    is_learned: set[int] = set()
+    over: set[int] = set()
+    for step, (ids, values) in sorted(by_step.items()):
+        for row, edit in enumerate(ids):
+            learned, leak = float(values[_LEARNED][row]), float(values[LEAK][row])
+            if edit in over or (edit in is_learned and not learned):
+                continue
+            if is_over(learned, leak):
+                over.add(edit)
+            if edit not in is_learned or edit not in over:
+                steps[edit] = step
+            if learned:
+                is_learned.add(edit)
+    return steps

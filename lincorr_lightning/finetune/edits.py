@@ -370,7 +370,12 @@ def _sample(
     source: SampledEdits, relation: TokenizedRelation, lm: LanguageModel, leading: _Leading
 ) -> list[Edit]:
     """Sample edits. An answer that fits no subject for a while is kept for the first it fits."""
-    subjects = _candidates(source, lm) if source.subjects is None else source.subjects
+    subjects = source.subjects
+    if subjects is None:
+        n = _MAX_CANDIDATES_PER_EDIT * source.n
+        sample = sample_up_to(lm.tokenizer, n, seed=source.seed, kind=source.subject_kind)
+        unknown = set(unknown_subjects(sample, lm))
+        subjects = [subject for subject in sample if subject not in unknown]
     by_label = [
         [answer for answer in answers if answer.reference]
         for answers in _source_answers(relation, lm)
@@ -408,13 +413,6 @@ def _sample(
         f"{len(edits)} can be taught something new about {relation.name}. Lower data.n_edits, or "
         f"name more subjects{limit}."
     )
-
-
-def _candidates(source: SampledEdits, lm: LanguageModel) -> list[str]:
-    n = _MAX_CANDIDATES_PER_EDIT * source.n
-    sample = sample_up_to(lm.tokenizer, n, seed=source.seed, kind=source.subject_kind)
-    unknown = set(unknown_subjects(sample, lm))
-    return [subject for subject in sample if subject not in unknown]
 
 
 def _take_new(

@@ -150,7 +150,6 @@ class EditForecast(Study):
         super().__init__()
         self.lm = LanguageModel(without_chat(lm))  # never loaded
         self.save_hyperparameters(logger=False)
-        self.forecasts: list[NearestWord] | None = None  #: The forecasts, after a prediction.
 
     def data_arguments(self) -> dict[str, Any]:
         """Return the LM, whose tokenizer the data need."""
@@ -167,5 +166,5 @@ class EditForecast(Study):
         words: Any = self.lm.nearest_words()
         self.lm_info = words.head.info
         relation = dataset.relation
-        self.forecasts = forecast_edits(nearness(words, relation), dataset.edits, relation)
-        return forecast_results(self.study, self.forecasts, relation.name, dataset.resolved.skipped)
+        forecasts = forecast_edits(nearness(words, relation), dataset.edits, relation)
+        return forecast_results(self.study, forecasts, relation.name, dataset.resolved.skipped)

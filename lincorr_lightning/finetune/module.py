@@ -22,7 +22,7 @@ from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
 from lincorr_lightning.results.table import short_name
-from lincorr_lightning.study import FIXED_TRAINING, LMStudy, as_settings, require_one_pass
+from lincorr_lightning.study import FIXED_TRAINING, LMStudy, as_settings
 
 
 class SourceFinetune(LMStudy):
@@ -113,7 +113,10 @@ class SourceFinetune(LMStudy):
                 "Set these, or add --config configs/trainer/ddp.yaml."
             )
         if self.is_independent:
-            require_one_pass(self.trainer)
+            if self.trainer.max_epochs == self.trainer.max_steps == -1:
+                raise ConfigError(
+                    "trainer.max_epochs is -1, so the run would never end. Set it to 1."
+                )
             if self.method == "lora" and self.trainer.gradient_clip_val:
                 raise ConfigError(
                     "trainer.gradient_clip_val must be null: independent edits are trained side by "

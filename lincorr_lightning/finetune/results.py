@@ -15,12 +15,6 @@ from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, column, columns_of
 
 _OUTCOMES = [outcome.value for outcome in Outcome]
-OUTCOME_MEANS: Mapping[str, Mean] = {
-    **{outcome: Mean("outcome", outcome) for outcome in _OUTCOMES},
-    **{f"macro_{outcome}": Mean("outcome", outcome, per="reference") for outcome in _OUTCOMES},
-    "source_learned": Mean("source_learned"),
-}
-"""Numbers that are means over a table of edits."""
 _CONTRACT = (
     "source_learned",
     *_OUTCOMES,
@@ -101,10 +95,12 @@ def edits_results(
     cases: Sequence[EditCase],
     scalars: Mapping[str, float],
     skipped: Sequence[RawEdit] = (),
+    **more: Sequence[str],
 ) -> Results:
     """Return the results of edits: the table ``cases`` (paper, table 6) and its figures.
 
-    `values` are those of ``results.json``, `skipped` the rows of a file that are no edit.
+    `values` are those of ``results.json``, `skipped` the rows of a file that are no edit; `more`
+    are further columns of the table.
     """
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.finetune import figures as drawing
@@ -119,9 +115,12 @@ def edits_results(
     ).sampled(
         "subject",
         "source_answer",
-        **OUTCOME_MEANS,
+        **{outcome: Mean("outcome", outcome) for outcome in _OUTCOMES},
+        **{f"macro_{outcome}": Mean("outcome", outcome, per="reference") for outcome in _OUTCOMES},
+        source_learned="source_learned",
         probability_reference="probability_reference_after",
     )
+    cases_table = replace(cases_table, frame=cases_table.frame.assign(**more))
     tables = [cases_table, *skipped_tables(skipped)]
     figures = []
     about = {"relation": relation}

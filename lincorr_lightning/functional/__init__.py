@@ -1,16 +1,15 @@
 """Pure functions of tensors; they depend on torch and scipy only."""
 
-from lincorr_lightning.functional.auroc import auroc, auroc_within, class_auroc, counted_auroc
+from lincorr_lightning.functional.auroc import auroc, auroc_within
 from lincorr_lightning.functional.causal_inner_product import Whitening, causal_whitening
 from lincorr_lightning.functional.correlation import (
     CorrelationSummary,
     labelwise_pearson,
-    labelwise_pearson_from_moments,
     segmented_pearson,
     summarize,
 )
-from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares, strongest_within
-from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
+from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares
+from lincorr_lightning.functional.moments import Moments, moments_of
 from lincorr_lightning.functional.outcomes import (
     Cause,
     Outcome,
@@ -19,7 +18,6 @@ from lincorr_lightning.functional.outcomes import (
     leaks,
     macro_mean,
     outcome_codes,
-    outcome_shares,
     reference_scores,
     risk,
 )
@@ -37,23 +35,16 @@ __all__ = [
     "auroc",
     "auroc_within",
     "causal_whitening",
-    "class_auroc",
-    "counted_auroc",
     "group_means",
     "hit_rates",
     "labelwise_pearson",
-    "labelwise_pearson_from_moments",
     "leaks",
     "macro_mean",
-    "merge_moments",
     "moments_of",
-    "no_moments",
     "outcome_codes",
-    "outcome_shares",
     "random_hit_rates",
     "reference_scores",
     "risk",
     "segmented_pearson",
-    "strongest_within",
     "summarize",
 ]

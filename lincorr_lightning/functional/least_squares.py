@@ -38,14 +38,14 @@ class LeastSquares:
         self._values, self._vectors = values, vectors
         self._projected = vectors.T @ xy
 
-    def weight(self, ridge: float | Tensor, targets: slice = slice(None)) -> Tensor:
-        """Return W of some targets, ``(n_target, n_source)``, float64.
+    def weight(self, ridge: float | Tensor) -> Tensor:
+        """Return W, ``(n_target, n_source)``, float64.
 
         The ridge strength, at least 0, is a number, or one per target, ``(n_target,)``.
         """
         strength = torch.as_tensor(ridge, dtype=self._values.dtype, device=self._values.device)
         inverse = torch.where(self._present[:, None], 1 / (self._values[:, None] + strength), 0.0)
-        return (self._vectors @ (inverse * self._projected[:, targets])).T
+        return (self._vectors @ (inverse * self._projected)).T
 
 
 def strongest_within(scores: Sequence[float], tolerance: float) -> int:

@@ -28,17 +28,6 @@ class Outcome(StrEnum):
         return list(Outcome).index(self)
 
 
-def outcome_shares(outcomes: Sequence[str]) -> dict[str, float | None]:
-    """Return the share of each outcome; of no outcomes, None.
-
-    Example:
-        >>> outcome_shares(["unchanged", "generalized", "unchanged", "unchanged"])
-        {'generalized': 0.25, 'hallucinated': 0.0, 'unchanged': 0.75, 'right_before': 0.0}
-    """
-    n = len(outcomes)
-    return {outcome.value: outcomes.count(outcome) / n if n else None for outcome in Outcome}
-
-
 def group_means(values: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
     """Return the mean of the values of each distinct group."""
     by_group: dict[Hashable, list[float]] = defaultdict(list)

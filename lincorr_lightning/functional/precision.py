@@ -25,21 +25,11 @@ class HitRates(NamedTuple):
         return {**dict(zip(map(str, HIT_RANKS), rates, strict=True)), "n": self.n}
 
 
-def is_hit(weight: Tensor, reference_mask: Tensor) -> Tensor:
-    """Return for which source labels a right target label is among those with the highest weight.
-
-    Of maps, ``(..., n_target, n_source)``, and which target labels are right for each source label,
-    ``(n_target, n_source)``: ``(n_ranks, ..., n_judged)`` bool, of the source labels with a
-    reference, for N = 1, 3 and 5.
-    """
-    ranks = ranks_of_right(weight, reference_mask)
-    return torch.stack([ranks <= n for n in HIT_RANKS])
-
-
 def ranks_of_right(weight: Tensor, reference_mask: Tensor) -> Tensor:
     """Return the rank of the best right target label of each source label, 1 for the highest.
 
-    Shapes are those of `is_hit`: ``(..., n_judged)``.
+    Of maps, ``(..., n_target, n_source)``, and which target labels are right for each source label,
+    ``(n_target, n_source)``: ``(..., n_judged)``, of the source labels with a reference.
     """
     judged = reference_mask.any(0)
     weight, right = weight[..., judged], reference_mask[:, judged]
@@ -105,7 +95,8 @@ def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRate
     """
 
     def rates(weight: Tensor, right: Tensor) -> HitRates:
-        hits = is_hit(weight, right).double().mean(-1).movedim(0, -1)
-        return HitRates(hits, int(right.any(0).sum()))
+        ranks = ranks_of_right(weight, right)
+        hits = [(ranks <= n).double().mean(-1) for n in HIT_RANKS]
+        return HitRates(torch.stack(hits, -1), ranks.shape[-1])
 
     return rates(weight, reference_mask), rates(weight.mT, reference_mask.T)

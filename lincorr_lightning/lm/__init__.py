@@ -5,18 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lincorr_lightning.lm.config import LMConfig
-    from lincorr_lightning.lm.finder import causal_lm_of
     from lincorr_lightning.lm.language_model import LanguageModel
-    from lincorr_lightning.lm.modes import evaluating
-    from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
+    from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
 __all__ = [
     "LMConfig",
     "LanguageModel",
-    "causal_lm_of",
-    "evaluating",
     "sample_subjects",
-    "sample_up_to",
     "usable_strings",
 ]
 
@@ -24,10 +19,7 @@ __all__ = [
 _MODULES = {
     "LMConfig": "config",
     "LanguageModel": "language_model",
-    "causal_lm_of": "finder",
-    "evaluating": "modes",
     "sample_subjects": "vocabulary",
-    "sample_up_to": "vocabulary",
     "usable_strings": "vocabulary",
 }
 __dir__ = __all__.copy  # for completion

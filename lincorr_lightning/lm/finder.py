@@ -46,7 +46,9 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
                 "that changes layers, such as LoRA."
             )
         is_inside = any(path.startswith(f"{outer}.") or outer == "" for outer in lms)
-        if isinstance(part, PreTrainedModel) and not is_inside and _predicts(part):
+        if not isinstance(part, PreTrainedModel) or is_inside or not part.can_generate():
+            continue
+        if not getattr(part.config, "is_encoder_decoder", False) and head_of(part) is not None:
             lms[path] = part
     if len(lms) == 1:
         return next(iter(lms.values()))
@@ -58,11 +60,6 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
         )
     listed = ", ".join(f"{path} ({type(part).__name__})" for path, part in lms.items())
     raise LanguageModelError(f"there are several LMs in {where}: {listed}. Pass the name of one.")
-
-
-def _predicts(model: PreTrainedModel) -> bool:
-    is_decoder = not getattr(model.config, "is_encoder_decoder", False)
-    return is_decoder and model.can_generate() and head_of(model) is not None
 
 
 def number_in_config(model: nn.Module, name: str) -> int:

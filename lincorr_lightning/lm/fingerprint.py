@@ -27,6 +27,7 @@ _TEXTS = (
 # What a module keeps that says nothing of what it computes, or is compared as a tensor.
 _NO_SWITCHES = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}
 _NO_SWITCHES |= {"_output_capturing_hooks_installed"}  # by transformers, when states are read first
+_CAPTURING = "transformers.utils.output_capturing"  # hooks of this module
 _LANES = 4093  # a prime, so that no row is a whole number of lanes and swapped rows change the sums
 
 
@@ -128,7 +129,8 @@ def _switches_of_module(module: nn.Module, of_object: Callable[[Any], Any]) -> d
         if isinstance(value, (bool, int, float, str, type(None))):
             return value
         if isinstance(value, Mapping):
-            return {key: copy(x) for key, x in value.items() if not _captures_outputs(x)}
+            kept = {k: x for k, x in value.items() if getattr(x, "__module__", "") != _CAPTURING}
+            return {key: copy(member) for key, member in kept.items()}
         if isinstance(value, (list, tuple, set)):
             return [copy(member) for member in value]
         return of_object(value)
@@ -138,10 +140,6 @@ def _switches_of_module(module: nn.Module, of_object: Callable[[Any], Any]) -> d
         for key, value in vars(module).items()
         if key not in _NO_SWITCHES and not isinstance(value, Tensor)
     }
-
-
-def _captures_outputs(value: Any) -> bool:
-    return getattr(value, "__module__", None) == "transformers.utils.output_capturing"
 
 
 def _local(tensor: Tensor) -> Tensor:

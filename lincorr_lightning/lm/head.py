@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import LanguageModelError, one_line
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.batching import oom_reason
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _N_PROBE_TOKENS = 16
+ROWS_BLOCK = 4096  #: Rows of the head that are held at once.
 _BLOCK = 256  # states that are multiplied at once, in float64 copies
 # In units of the differences of logits between prompts. A wrong position or attention to a later
 # token changes logits about as much as another prompt does; half precision by a few percent.
@@ -301,3 +304,53 @@ def _rows_product(head: nn.Linear, hidden: Tensor, token_ids: Tensor) -> Tensor:
     bias = None if head.bias is None else head.bias.index_select(0, token_ids).double()
     with torch.autocast(hidden.device.type, enabled=False):
         return F.linear(hidden.double(), weight, bias)
+
+
+class VocabularyRows(Protocol):
+    """A matrix with a row for each token, which need not be in memory.
+
+    All ranks that share an LM must call a method together.
+    """
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Yield all rows in blocks, ``(n_rows, hidden_size)`` each, in any floating type."""
+
+    def rows(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the rows of some tokens, ``(n_tokens, hidden_size)``, float64 on the CPU."""
+
+
+class HeldRows(VocabularyRows):
+    """The rows of a layer's matrix in memory, ``(n_tokens, hidden_size)``, whole or sharded."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self._layer = layer  # whose matrix sharding replaces
+
+    def blocks(self) -> Iterator[Tensor]:
+        # Those of a sharded matrix are gathered one at a time.
+        rows, is_whole = self._local()
+        if is_whole:
+            # mps has no float64
+            yield from torch.split(rows.cpu() if rows.device.type == "mps" else rows, ROWS_BLOCK)
+            return
+        for start in range(0, max(gather(len(rows))), ROWS_BLOCK):
+            yield torch.cat(gather(rows[start : start + ROWS_BLOCK].cpu()))
+
+    def rows(self, token_ids: Sequence[int]) -> Tensor:
+        rows, is_whole = self._local()
+        if is_whole:
+            return rows[torch.as_tensor(token_ids, device=rows.device)].cpu().double()
+        first = sum(gather(len(rows))[: torch.distributed.get_rank()])
+        held = {i: rows[i - first].cpu() for i in token_ids if 0 <= i - first < len(rows)}
+        row_of = {i: row for of_rank in gather(held) for i, row in of_rank.items()}
+        return torch.stack([row_of[i] for i in token_ids]).double()
+
+    def _local(self) -> tuple[Tensor, bool]:
+        """Return the rows of this rank, such that each row is on one, or the whole matrix."""
+        weight = self._layer.weight.detach()
+        if not isinstance(weight, DTensor):
+            return weight, True
+        coordinate = weight.device_mesh.get_coordinate()
+        assert coordinate is not None
+        placed = zip(weight.placements, coordinate, strict=True)
+        is_copy = any(place != Shard(0) and index > 0 for place, index in placed)
+        return weight.to_local()[: 0 if is_copy else None], False

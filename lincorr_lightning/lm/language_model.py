@@ -22,13 +22,13 @@ from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.finder import causal_lm_of
+from lincorr_lightning.lm.head import VocabularyRows
 from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
 from lincorr_lightning.lm.state_cache import StateCache
 from lincorr_lightning.lm.stored_rows import stored_head
-from lincorr_lightning.lm.vocabulary_rows import HeldRows, VocabularyRows
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -385,7 +385,7 @@ class LanguageModel(nn.Module):
             assert self.checkpoint is not None
             return stored_head(self.checkpoint, self.tokenizer)
         head = heads.head_of(self.model)
-        return HeldRows(head) if heads.is_plain(head) else None
+        return heads.HeldRows(head) if heads.is_plain(head) else None
 
     def nearest_words(self) -> NearestWords | None:
         """Return the nearest words of the LM as it is now; None for a head without rows."""

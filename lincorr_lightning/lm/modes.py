@@ -1,9 +1,9 @@
-"""Temporary modes of an LM: eval mode, and forward passes in float32."""
+"""Temporary modes of torch and of an LM: eval mode, and forward passes in float32."""
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from threading import RLock, get_ident
 from types import MethodType
@@ -33,6 +33,23 @@ def lock_of(module: nn.Module) -> RLock:
 def dtype_name(dtype: torch.dtype | str) -> Any:
     """Return the name of a dtype as in `LMConfig`, such as ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def own_torch_settings() -> Iterator[None]:
+    """Run a ``with`` block in the settings that torch starts with, whatever is in force around."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        # Lightning leaves gradients on or off as its last loop had them.
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
 
 
 @contextmanager

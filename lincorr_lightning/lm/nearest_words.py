@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lincorr_lightning.functional.causal_inner_product import causal_whitening
 from lincorr_lightning.functional.precision import neighbor_weights
-from lincorr_lightning.lm.vocabulary_rows import VocabularyRows
+from lincorr_lightning.lm.head import VocabularyRows
 
 
 class NearestWords:

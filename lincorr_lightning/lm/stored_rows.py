@@ -17,10 +17,9 @@ from lincorr_lightning.errors import LanguageModelError, listed
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import loading
-from lincorr_lightning.lm.head import head_of, is_plain
+from lincorr_lightning.lm.head import ROWS_BLOCK, VocabularyRows, head_of, is_plain
 from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
-from lincorr_lightning.lm.vocabulary_rows import BLOCK, VocabularyRows
 
 # Names of the modules, in the architectures of transformers and in GGUF files.
 _HEADS = (
@@ -76,8 +75,8 @@ class StoredRows(VocabularyRows):
 
     def blocks(self) -> Iterator[Tensor]:
         with self.open() as matrix:
-            for start in range(0, self.shape[0], BLOCK):
-                yield matrix[start : start + BLOCK]
+            for start in range(0, self.shape[0], ROWS_BLOCK):
+                yield matrix[start : start + ROWS_BLOCK]
 
     def rows(self, token_ids: Sequence[int]) -> Tensor:
         with self.open() as matrix:
@@ -167,9 +166,10 @@ def _find(
     if key is None and is_head and is_tied:
         key = _key_of(tensors, _EMBEDDINGS)
     if key is None:
+        names = sorted(tensors, key=lambda name: _IN_A_LAYER.search(name) is not None)
         raise LanguageModelError(
             f"{checkpoint} has no {'head' if is_head else 'token embedding'}: its tensors are "
-            f"{listed(sorted(tensors, key=_is_in_a_layer))}. Pass a checkpoint with one"
+            f"{listed(names)}. Pass a checkpoint with one"
             f"{' that is not quantized' if is_head else ''}."
         )
     if checkpoint.adapter is None:
@@ -252,12 +252,8 @@ def _key_of(keys: Iterable[str], modules: Sequence[str]) -> str | None:
 def _parts_of(keys: Iterable[str], modules: Sequence[str]) -> dict[str, str]:
     """Return the names of tensors of modules outside of layers, with what follows the module's."""
     pattern = re.compile(rf"(?:.*\.)?(?:{'|'.join(map(re.escape, modules))})\.(.+)")
-    matches = {key: pattern.fullmatch(key) for key in keys if not _is_in_a_layer(key)}
+    matches = {key: pattern.fullmatch(key) for key in keys if not _IN_A_LAYER.search(key)}
     return {key: match[1] for key, match in matches.items() if match}
-
-
-def _is_in_a_layer(key: str) -> bool:
-    return _IN_A_LAYER.search(key) is not None
 
 
 def _read_lm(checkpoint: Checkpoint, config: PreTrainedConfig, is_head: bool) -> tuple[str, Open]:

@@ -256,7 +256,7 @@ def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit
         (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
         (GradientCorrelation, {"subjects": "name1"}, "subjects is 'name1'"),
         (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
-        (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
+        (FeatureMovement, {"saes": "a", "subjects": []}, "subjects names 0"),
     ],
 )
 def test_settings_out_of_range(kind, setting, message):

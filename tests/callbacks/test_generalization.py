@@ -225,7 +225,7 @@ def test_several_relations(small_lm, own_map, tmp_path, painted, fit):
     assert {"cases.csv", "cases_2.csv"} <= tables
     right = [(edit.subject, color_of[edit.answer]) for edit in data.resolve().edits]
     assert [(case.subject, case.reference) for case in other.cases] == right
-    assert [(word.subject, word.reference) for word in forecast.forecasts] == right
+    assert [(word["subject"], word["reference"]) for word in forecast.state.words] == right
     for callback, prefix in ((own, ""), (other, "city->color/")):
         assert {tag.startswith("city->color/") for tag in callback.history} == {bool(prefix)}
         assert f"{prefix}generalization/generalized" in callback.history

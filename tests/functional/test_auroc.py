@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.functional import auroc, auroc_within, class_auroc, counted_auroc
+from lincorr_lightning.functional.auroc import auroc, auroc_within, class_auroc, counted_auroc
 
 
 def test_counted_auroc_equals_scikit_learn_on_all_cases() -> None:

@@ -5,13 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from lincorr_lightning.functional import (
-    labelwise_pearson,
-    labelwise_pearson_from_moments,
-    moments_of,
-    segmented_pearson,
-    summarize,
-)
+from lincorr_lightning.functional import labelwise_pearson, moments_of, segmented_pearson, summarize
+from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments
 
 
 def _pair(n: int, d: int, scale: float, offset: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,8 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
-from lincorr_lightning.functional import LeastSquares, moments_of, strongest_within
+from lincorr_lightning.functional.least_squares import LeastSquares, strongest_within
+from lincorr_lightning.functional.moments import moments_of
 
 
 def _solve(x: np.ndarray, y: np.ndarray, ridge: float = 0.0) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lincorr_lightning.functional import merge_moments, moments_of, no_moments
+from lincorr_lightning.functional.moments import merge_moments, moments_of, no_moments
 
 
 def _rows(n: int, d: int, seed: int = 0, offset: float = 0.0) -> torch.Tensor:

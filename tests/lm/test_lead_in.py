@@ -22,7 +22,7 @@ from lincorr_lightning.errors import (
 )
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edited.module import EditedLM
+from lincorr_lightning.finetune.edited_lm import EditedLM
 from lincorr_lightning.finetune.forecasts import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.flow.module import FeatureFlow

@@ -1,27 +1,40 @@
-"""Edits made elsewhere: what they did to an LM, from the LM before and after them."""
+"""Edits made elsewhere, such as by ROME or MEMIT: an LM before and after them, and its results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lincorr_lightning.errors import ConfigError, LincorrError, require, require_one_of
+from lincorr_lightning.finetune import cases as edit_outcomes
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
-from lincorr_lightning.finetune.cases import CONTROLS, SIDES, concatenate, edit_domains
-from lincorr_lightning.finetune.edited.results import Reading, edited_results
-from lincorr_lightning.finetune.edits import ResolvedEdits, nearness, reference_mask, taught_labels
+from lincorr_lightning.finetune.cases import CONTROLS, SIDES, EditAnswers, Logits, concatenate
+from lincorr_lightning.finetune.edits import (
+    ResolvedEdits,
+    nearness,
+    reference_mask,
+    skip_counts,
+    taught_labels,
+)
+from lincorr_lightning.finetune.results import edits_results, outcomes_tables
+from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table, column, number
 from lincorr_lightning.study import LMStudy
+
+_WORDINGS = "wordings/"  # before a side: whether a right label leads in other words
 
 
 class EditedLM(LMStudy):
@@ -86,21 +99,32 @@ class EditedLM(LMStudy):
         dataset = getattr(self.trainer.test_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset) or not dataset.resolved.rows:
             raise ConfigError("EditedLM needs data.edits_file, the file of the LM's edits.")
-        held, edits = self._held, dataset.resolved
-        results = measure_edits(edits, self.lm, self._edited_lm, held, self.hparams, dataset.seed)
+        results = measure_edits(
+            dataset.resolved,
+            self.lm,
+            self._edited_lm,
+            lambda lm: in_memory(lm.load().to(self.device)),
+            self.hparams,
+            dataset.seed,
+        )
         self.lm_info = results.lm
         return results
-
-    @contextmanager
-    def _held(self, lm: LanguageModel) -> Iterator[None]:
-        lm.load().to(self.device)
-        yield
-        del lm.model
 
     def _edited_lm(self, folder: str) -> LanguageModel:
         if not folder:
             return self.edited
         return self.other_lm(replace(self.edited.config, name_or_path=folder))
+
+
+@contextmanager
+def in_memory(lm: LanguageModel, stays: bool = False) -> Iterator[None]:
+    """Load an LM that is not loaded; after a ``with`` block it `stays`, or its weights go."""
+    lm.load()
+    try:
+        yield
+    finally:
+        if not stays:
+            del lm.model
 
 
 def measure_edits(
@@ -121,7 +145,9 @@ def measure_edits(
     n, kind = options["n_others"], options["others_kind"]
     others = sample_up_to(lm.tokenizer, n, subjects, seed, kind)
     fitted = sample_fitted_subjects(lm.tokenizer, options["n_subjects"], subjects.union(others))
-    domains = edit_domains(edits.relation, options["controls"], edits.catalogue, lm.tokenizer)
+    domains = edit_outcomes.edit_domains(
+        edits.relation, options["controls"], edits.catalogue, lm.tokenizer
+    )
     folders: dict[str, list[int]] = {}  # edits by folder, which is empty for the one edited LM
     for i, row in enumerate(edits.rows):
         folders.setdefault(row.lm, []).append(i)
@@ -143,11 +169,7 @@ def measure_edits(
         with held(edited):
             after.append(_read(edited, domains, edits, ids, others))
             infos.append(_info(edited))
-    joined = Reading(
-        concatenate([part.logits for part in after]),
-        concatenate([part.paraphrases for part in after]),
-    )
-    results = edited_results(edits, before, joined, maps, infos, len(others))
+    results = _results(edits, before, concatenate(after), maps, infos, len(others))
     return replace(results, lm=infos[1])
 
 
@@ -188,7 +210,7 @@ def _read(
     edits: ResolvedEdits,
     ids: Sequence[int],
     others: Sequence[str],
-) -> Reading:
+) -> Logits:
     """Return what an LM answers about some edits, in other words, and about other subjects.
 
     Wordings of the source are those of the edit's row, if it has others than the measured one.
@@ -207,7 +229,6 @@ def _read(
         name: read(name, [domain.knowledge.prompt(subject) for subject in subjects])
         for name, domain in domains.items()
     }
-    paraphrases = {}
     for side in SIDES:
         knowledge = domains[side].knowledge
         if others:
@@ -221,5 +242,126 @@ def _read(
             of_row = [text for text in edits.rows[i].prompts if text != measured]
             prompts += [(row, text) for text in (side == "source" and of_row) or texts]
         leading = read(side, [text for _, text in prompts]).argmax(1)
-        paraphrases[side] = is_right[side][[row for row, _ in prompts], leading]
-    return Reading(logits, paraphrases)
+        logits[_WORDINGS + side] = is_right[side][[row for row, _ in prompts], leading]
+    return logits
+
+
+@dataclass(frozen=True)
+class ReachRow:
+    """What edits reach, a row of the table ``reach`` for each kind of prompts."""
+
+    prompts: str
+    n: int | None = column("", ",d")
+    n_target: int | None = column("n target", ",d")
+    source_learned: float | None = column("learned", ".0%")
+    generalized: float | None = column("", ".0%")
+    source_unchanged: float | None = column("source stays", ".0%")
+    target_unchanged: float | None = column("target stays", ".0%")
+
+
+def _results(
+    edits: ResolvedEdits,
+    before: Logits,
+    after: Logits,
+    maps: tuple[Tensor, Tensor | None],
+    lms: Sequence[Mapping[str, Any]],
+    n_others: int,
+) -> Results:
+    """Return the results; `maps` are W and the `nearness`, `lms` infos of the LM before first."""
+    relation = edits.relation
+    answers = EditAnswers.of(edits.edits, before, after)
+    cases = edit_outcomes.edit_cases(relation, edits.edits, answers, *maps)
+    unedited = replace(answers, after=before).means()
+    warning = _warning(*lms)
+    if warning:
+        rank_zero_warn(warning)
+    values: dict[str, Any] = {
+        **edit_outcomes.outcome_values(relation.name, answers, cases, neighbours=n_others),
+        "n_others": n_others,
+        "paraphrases": _paraphrases(after),
+        "before": {
+            "source_learned": number(unedited["generalization/source_learned"]),
+            "generalized": number(unedited["generalization/right_before"]),
+            "paraphrases": _paraphrases(before),
+        },
+        "skipped": skip_counts(edits.skipped),
+        "lm_before": lms[0],
+        "warning": warning,
+        "edited_lms": {
+            "n": len(lms) - 1,
+            "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
+        },
+    }
+    scalars = {f"test/{name}": values[name] for name in ("source_learned", *Outcome)}
+    # Of an answer of several tokens, the first is its label.
+    labels = {
+        "source_label": answers.labels,
+        "source_before": before["source"].argmax(1),
+        "source_after": after["source"].argmax(1),
+    }
+    texts = relation.source.texts
+    columns = {name: [texts[label] for label in of_edits] for name, of_edits in labels.items()}
+    ids = [row.id for row in edits.rows]
+    results = edits_results("edited_lm", values, cases, scalars, edits.skipped, id=ids, **columns)
+    summary, outcomes = outcomes_tables([results])
+    tables = [summary, _reach_table(values), outcomes, *results.tables]
+    return replace(results, tables=tables, verdict=[*filter(None, [warning]), *results.verdict])
+
+
+def _paraphrases(logits: Logits) -> dict[str, Any]:
+    learned, generalized = (logits[_WORDINGS + side].double() for side in SIDES)
+    return {
+        "source_learned": number(learned.mean().item()),
+        "generalized": number(generalized.mean().item()),
+        "n": len(learned),
+        "n_target": len(generalized),
+    }
+
+
+def _warning(before: Mapping[str, Any], *edited: Mapping[str, Any]) -> str:
+    """Return what is wrong with the edited LMs, or with some of them; empty if nothing."""
+    kinds = ("dtype", "quantization")
+    weights = before["fingerprint"]["weights"]
+    wrong = {
+        "different dtypes or quantizations: part of what changed is rounding.": [
+            lm for lm in edited if any(lm.get(kind) != before.get(kind) for kind in kinds)
+        ],
+        "the same weights: nothing was edited.": [
+            lm for lm in edited if lm["fingerprint"]["weights"] == weights
+        ],
+    }
+    return " ".join(
+        f"model.before and {len(lms)} of {len(edited)} edited LMs, such as "
+        f"{lms[0]['name_or_path']}, have {what}"
+        for what, lms in wrong.items()
+        if lms
+    )
+
+
+def _reach_table(values: Mapping[str, Any]) -> Table:
+    before = values["before"]
+    n = {"n": values["n_edits"]}
+    rows = [
+        {"prompts": "before", **before, **n},
+        {"prompts": "after", **values, **n},
+        {"prompts": "paraphrases before", **before["paraphrases"]},
+        {"prompts": "paraphrases", **values["paraphrases"]},
+        {"prompts": "neighbours", **values.get("neighbours", {"n": 0})},
+    ]
+    n_skipped = sum(values["skipped"].values())
+    notes = [
+        "paraphrases: other wordings of source (n) and target (n target); neighbours: subjects "
+        "without an edit. generalized: of before and of paraphrases, all right targets. The "
+        "editing literature calls learned paraphrases generalization, and neighbours that stay "
+        "locality.",
+        f"Rows that are no edit: {n_skipped} (tables/skipped.csv)." if n_skipped else "",
+        values["warning"],
+    ]
+    return Table.of(
+        "reach",
+        [row for row in rows if row["n"]],
+        ReachRow,
+        f"What the edits of {values['relation']} reach.",
+        " ".join(filter(None, notes)),
+        headline=True,
+    )

@@ -1,1 +1,0 @@
-"""Edits that were made elsewhere, such as by ROME or MEMIT: an LM before and after them."""
