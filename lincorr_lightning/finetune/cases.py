@@ -270,10 +270,15 @@ def edit_cases(
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """Return numbers over all cases, as ``results.json`` has them.
 
-    ``weight_reference`` is that of cases whose source was learned, with the two-sided p of a
-    Mann-Whitney test. ``nearest``, None for a head without rows, has under ``wrong`` what became of
-    edits whose nearest word is not right. ``above_best_baseline``, in means over references, and
-    ``forecast`` leave out edits that were right before.
+    ``weight_reference`` is that of cases whose source was learned, by outcome, with the two-sided p
+    of a Mann-Whitney test; ``causes`` are numbers of hallucinations; ``completeness`` is that of
+    the reference's label (paper, table 18). ``nearest`` has the share of edits whose answer is
+    nearest to a ``right`` target label in the LM's head, ``macro``, the mean over references, and
+    under ``wrong`` what became of the others. ``forecast`` says how well this forecasts which edits
+    do not generalize: ``auroc`` is over all edits that were not right before, with its interval
+    over references, and ``auroc_within`` over pairs of edits with the same reference; None if all
+    of them, or none, generalized. Both are None for a head without rows. ``above_best_baseline``
+    has the edits that were not right before, in means over references.
     """
     weights = {
         outcome: [
