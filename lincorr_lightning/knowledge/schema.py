@@ -7,7 +7,7 @@ from functools import cached_property
 LANGUAGES = ("en", "es", "fr", "de", "zh", "ja")
 """Languages in which entities may be named; each is a key of a knowledge file."""
 FAMILIES = ("attribute", "cross_language", "simile", "math", "control")
-"""Of prompts: those of the paper (section 3.3), and unrelated knowledge in their sentences."""
+"""The paper's (section 3.3), and unrelated knowledge in the sentences of their prompts."""
 UNSPACED_LANGUAGES = frozenset({"zh", "ja"})
 """Languages whose answers follow the prompt without a space, unless a file says otherwise."""
 
