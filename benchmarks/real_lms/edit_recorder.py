@@ -320,6 +320,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
     with np.load(path) as file:
         for name, values in file.items():
             key = name.removesuffix(".bytes")
+            assert key != name or values.dtype != np.int16, f"{path} was not written so"
             if key != name:
                 low, high = values.astype(np.int16)
                 integers = low | (high << 8)

@@ -4,7 +4,7 @@
 
 FOLDER holds a folder for each LM. Each is changed in ways that teach it no fact in question:
 weights rounded once more, to eight and to four bits, and 40 steps of AdamW on eight unrelated
-sentences. ``benchmarks/results/real_lms/perturbations.csv`` gets a row for each way: the share of
+sentences. ``benchmarks/results/real_lms/rounding.csv`` gets a row for each way: the share of
 subjects to whom the LM gives another country than before, and r of city→country.
 """
 
@@ -29,7 +29,7 @@ from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.table import column
 
-NAME = "perturbations.csv"
+NAME = "rounding.csv"
 SENTENCES = (
     "Water boils at a lower temperature on a mountain.",
     "The old clock on the wall had stopped at noon.",
@@ -141,6 +141,12 @@ def perturbations(path: Path, n_subjects: int, known: set[str]) -> Iterator[Pert
         with torch.no_grad():
             for parameter, value in zip(lm.model.parameters(), base, strict=True):
                 parameter.copy_(value)
+
+
+def read_perturbations(results: Path) -> list[Perturbation]:
+    """Return the rows that are known."""
+    rows = common.read_csv(results / NAME).to_dict("records")
+    return [Perturbation(**{str(key): value for key, value in row.items()}) for row in rows]
 
 
 def main(folder: str, n_subjects: int = 1000, output: Path = REAL_LMS) -> None:

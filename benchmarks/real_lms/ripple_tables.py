@@ -6,7 +6,7 @@ It reads the files of `EditRecorder`; ``findings.py`` writes the tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pandas import Series, factorize
+from matplotlib.figure import Figure
+from pandas import DataFrame, Series, factorize
 
 from benchmarks.common import Estimate, arrow, mean_estimate
 from benchmarks.real_lms.edit_explanations import explanations, margins, row_r
 from benchmarks.real_lms.edit_recorder import read_arrays
 from benchmarks.real_lms.edits import N_RESAMPLES, areas, drawn, interval
 from benchmarks.real_lms.ripples import plan
+from lincorr_lightning.results import plots
 from lincorr_lightning.results.table import column
 
 FLOATS = npt.NDArray[np.float64]
@@ -527,3 +529,73 @@ def missed(run: RippleRun) -> Iterator[Missed]:
             matched_difference(run, chosen, at["specific"]),
             float((label == nearest)[chosen].mean()),
         )
+
+
+@dataclass(frozen=True)
+class Fictitious:
+    """Edits of cities of which an LM was taught false countries, means over true countries.
+
+    *Taught*: the false country, which the LM gives where the city is in the context; *true*: the
+    nearest word, which is the true country of all these cities.
+    """
+
+    lm: str = column("LM")
+    step: int = column("", "d")
+    edits: int = column("", "d")
+    in_context: float = column("taught country, in context", ".0%")
+    taught: Estimate = column("taught country, own", ".0%")
+    true: Estimate = column("true country, own", ".0%")
+    true_others: Estimate = column("true country, other people", ".0%")
+    w_taught: float = column("W: taught", ".0%")
+    w_true: float = column("W: true", ".0%")
+
+
+def fictitious(run: RippleRun) -> Iterator[Fictitious]:
+    """Yield what edits of cities with false countries do after each step."""
+    of = run.arrays
+    true = of["nearest"].argmax(1)
+
+    def mean(hits: npt.NDArray[Any]) -> Estimate:
+        return mean_estimate(Series(hits.astype(float)).groupby(true).mean())
+
+    w = of["W"].argmax(1)
+    for i, step in enumerate(run.steps):
+        yield Fictitious(
+            run.lm,
+            step,
+            len(true),
+            mean(run.in_context_right).value,
+            mean(run.shares["own"][i]),
+            mean(of["own"][i] == true),
+            mean((of["others"][i] == true[:, None]).mean(1)),
+            mean(run.is_right(w)).value,
+            mean(w == true).value,
+        )
+
+
+def figure(rows: Sequence[Ripple]) -> Figure:
+    """Draw what edits of a city's people do by step: to their own person, others, and nobody."""
+    runs = {"lora": "", "larger": "", "slow": ", a third of the rate"}
+    points = []
+    for row in rows:
+        if row.relation != "city→country" or row.run not in runs or not row.step.isdigit():
+            continue
+        names = {"own": row.own, "other people": row.leak, "specific": row.specific}
+        names["no person"] = Estimate(row.nobody, np.nan, np.nan)
+        about = {"lm": f"{row.lm}{runs[row.run]}", "step": int(row.step)}
+        for what, (mean, low, high) in names.items():
+            points.append({**about, "what": what, "mean": mean, "low": low, "high": high})
+    return plots.curves(
+        DataFrame(points),
+        "step",
+        "mean",
+        "what",
+        "lm",
+        band=("low", "high"),
+        title="Taught where one person lives, an LM soon says it of everybody",
+        subtitle="share of LoRA edits after which the country of the taught city leads; bands: "
+        "95 % intervals over countries",
+        labels=("optimizer step", "right country"),
+        percent=True,
+        share_y=True,
+    )
