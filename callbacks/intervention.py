@@ -1,13 +1,18 @@
 """Interventions: is it W's direction through which an edit reaches its target?"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
+from lincorr_lightning.callbacks.relation import (
+    RelationCallback,
+    RelationMap,
+    RelationState,
+    at_source_prompt,
+)
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.batches import EditBatch
@@ -85,10 +90,7 @@ class Intervention(RelationCallback):
                 "Intervention needs logits that are products of states and of the head's rows, and "
                 f"{type(lm.model).__name__} scales, caps or shifts them. Take another LM."
             )
-        # W₀ maps to the target labels' logits at the source prompt, as the vocabulary alone would.
-        relation = self._at.tokenized
-        knowledge = replace(relation.target.knowledge, template=relation.source.knowledge.template)
-        self._w0 = replace(relation, target=replace(relation.target, knowledge=knowledge))
+        self._w0 = at_source_prompt(self._at.tokenized)
         self.map.announce(self._at)
         run.announce(JointLayout.of_relation(self._w0), self.map.n_subjects)
         return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]

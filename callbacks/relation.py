@@ -1,7 +1,7 @@
 """What callbacks hold: a relation with its labels and readers, its linear map, and edits read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -196,6 +196,12 @@ class MeasuredRelation:
         """Return the LM's domain logits after the prompts of each domain."""
         requests = [(part, self.domains[name].token_ids) for name, part in queries.items()]
         return dict(zip(queries, self.run.cache.read(requests), strict=True))
+
+
+def at_source_prompt(relation: TokenizedRelation) -> TokenizedRelation:
+    """Return a relation to the target's labels at the source prompt, of which W₀ is the map."""
+    knowledge = replace(relation.target.knowledge, template=relation.source.knowledge.template)
+    return replace(relation, target=replace(relation.target, knowledge=knowledge))
 
 
 class RelationMap:

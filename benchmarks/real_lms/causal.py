@@ -104,19 +104,30 @@ def component(vectors: Tensor, directions: Tensor) -> Tensor:
     return (vectors * directions).sum(-1, keepdim=True) * directions
 
 
+def along(vectors: Tensor, *directions: Tensor) -> Tensor:
+    """Return the parts of vectors in the space of some directions, which are unit vectors."""
+    total, chosen = torch.zeros_like(vectors), []
+    for direction in directions:
+        for other in chosen:
+            direction = normalize(direction - component(direction, other), dim=-1)
+        chosen.append(direction)
+        total = total + component(vectors, direction)
+    return total
+
+
 def removals(edits: EditStates) -> dict[str, str]:
     """Return what it adds to generalized edits to take other parts of the change out, in points."""
     space, states = edits.space, edits.after @ edits.space.to_states
     change = states - edits.before @ space.to_states
     w, w0, row = (space.directions(edits.weights[k][0]) for k in ("W", "W0", "reference's row"))
-    beyond_w0, beyond_row = (normalize(w - component(w, other), dim=-1) for other in (w0, row))
+    beyond_row = normalize(w - component(w, row), dim=-1)
 
     def share(part: Tensor) -> Tensor:
         answers = edits.answers((states - part) @ space.to_logits.T)
         return edits.by_reference(answers[RESPONSE])
 
-    nothing, of_w, of_w0 = torch.zeros_like(change), component(change, w), component(change, w0)
-    both = of_w0 + component(change, beyond_w0)
+    nothing, of_w, of_w0 = along(change), along(change, w), along(change, w0)
+    both = along(change, w0, w)
     of_row = component(component(change, row), w)
     parts = {
         "W and W0": (both, nothing),
@@ -157,14 +168,7 @@ def given(edits: EditStates) -> dict[str, str]:
     of = {arm: edits.space.directions(edits.weights[arm])[0] for arm in MAPS.values()}
 
     def share(*arms: str) -> Tensor:
-        left, directions = change, []
-        for arm in arms:  # each without the parts along those before it
-            direction = of[arm]
-            for other in directions:
-                direction = direction - component(direction, other)
-            directions.append(normalize(direction, dim=-1))
-            left = left - component(left, directions[-1])
-        logits = (states - change + left) @ edits.space.to_logits.T
+        logits = (states - along(change, *(of[arm] for arm in arms))) @ edits.space.to_logits.T
         return edits.by_reference(edits.answers(logits)[RESPONSE])
 
     base = share()

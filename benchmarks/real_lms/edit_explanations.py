@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import lms_in, read_numbers
 from benchmarks.real_lms.edit_recorder import read_arrays, write_arrays
+from benchmarks.real_lms.nearest_words import turned
 from benchmarks.real_lms.ripples import plan
 from benchmarks.real_lms.run import REAL_LMS
 from lincorr_lightning.finetune.batches import answer_losses, edit_batch
@@ -39,7 +40,6 @@ from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm import LanguageModel, LMConfig
 from lincorr_lightning.lm.nearest_words import NearestWords
-from lincorr_lightning.lm.stored_rows import stored_head
 
 FLOATS = npt.NDArray[np.float64]
 N_DRAWS = 20
@@ -81,17 +81,14 @@ def nulls(
     source, target = (
         words.head.rows(side.token_ids).double() for side in (relation.source, relation.target)
     )
-    source = source[arrays["labels"].astype(int)]
-    every = words.head.rows(relation.source.token_ids).double()
+    labels = arrays["labels"]
     matrix = words.whitening.matrix
-    width = len(matrix)
     bins = np.array_split(target.norm(dim=1).argsort().numpy(), max(len(target) // N_BINS, 1))
-    near = neighbor_weights(every, target, matrix).T[arrays["labels"].astype(int)].numpy()
+    near = neighbor_weights(source, target, matrix).numpy().T[labels]
     drawn: dict[str, list[FLOATS]] = {"rotated": [], "shuffled": []}
     for _ in range(N_DRAWS):
-        turned, _ = torch.linalg.qr(torch.from_numpy(rng.standard_normal((width, width))))
-        weights = neighbor_weights(every, target, turned @ matrix).T
-        drawn["rotated"].append(weights[arrays["labels"].astype(int)].numpy())
+        weights = neighbor_weights(source, target, turned(matrix, rng))
+        drawn["rotated"].append(weights.numpy().T[labels])
         order = np.arange(len(target))
         for one in bins:
             order[one] = rng.permutation(one)
@@ -165,8 +162,8 @@ def explain(lm: LanguageModel, path: Path) -> dict[str, Any]:
         assert tokens[0] == relation.source.token_ids[label], answer
         reference = tuple(np.flatnonzero(right).tolist())
         edits.append(Edit(subject, answer, tokens, int(label), reference, None, None))
-    assert lm.checkpoint is not None
-    words = NearestWords(stored_head(lm.checkpoint, lm.tokenizer), about["lm"])
+    words = lm.nearest_words()
+    assert words is not None
     other = about["others"][0]
     contexts = [
         f"{source.statement(other, edit.answer)}. {target.prompt(edit.subject)}" for edit in edits

@@ -6,22 +6,27 @@ edits is answered from, without the LM: see `EditRecorder`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from benchmarks.common import write_numbers
-from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
+from lincorr_lightning.callbacks.relation import (
+    RelationCallback,
+    RelationMap,
+    RelationState,
+    at_source_prompt,
+)
 from lincorr_lightning.finetune.batches import EditBatch, answer_losses
-from lincorr_lightning.finetune.cases import EditAnswers, Logits
-from lincorr_lightning.finetune.edits import nearness
+from lincorr_lightning.finetune.cases import Logits
+from lincorr_lightning.finetune.edits import nearness, reference_mask, taught_labels
+from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map
 from lincorr_lightning.linear_map.layout import JointLayout
@@ -41,13 +46,6 @@ UNITS = {
     **dict.fromkeys(("gradient", "others_gradient"), 1 / 64),
 }
 """What a unit of the stored integers is worth; logits of an edit change by about 1 to 10."""
-
-
-@dataclass
-class RecorderState(RelationState):
-    """What a recorder keeps of the LM before training."""
-
-    arrays: dict[str, Tensor] = field(default_factory=dict)
 
 
 class EditRecorder(RelationCallback):
@@ -85,7 +83,7 @@ class EditRecorder(RelationCallback):
     """
 
     study = "edit_recorder"
-    state_class = RecorderState
+    state_class = RelationState
 
     def __init__(
         self,
@@ -127,25 +125,15 @@ class EditRecorder(RelationCallback):
             replace(target.knowledge, template=text)
             for text in target.knowledge.paraphrases[:N_PARAPHRASES]
         ]
-        self._w0 = replace(
-            self._at.tokenized,
-            target=replace(
-                target,
-                knowledge=replace(
-                    target.knowledge, template=self._at.tokenized.source.knowledge.template
-                ),
-            ),
-        )
+        self._w0 = at_source_prompt(self._at.tokenized)
         self.map.announce(self._at)
         run.announce(JointLayout.of_relation(self._w0), self.map.n_subjects)
         return []
 
     def prepare(self) -> None:
-        if self.state.arrays:
-            return
         run, relation, edits = self.run, self._at.tokenized, self._resolved.edits
         name, n = relation.name, len(edits)
-        answers = EditAnswers.of(edits, {"target": torch.zeros(0, len(relation.target.labels))}, {})
+        labels = taught_labels(edits)
         self.state.base = self._read(self._queries_of(range(n), [None] * n), n)
         weight, _, ridge = self.map.fit(self._at)
         self.plain = self.map.fit(self._at, 0.0)[0]
@@ -155,8 +143,7 @@ class EditRecorder(RelationCallback):
         head = run.cache.lm.head_rows()
         assert near is not None
         assert head is not None
-        rows = [head.rows(side.token_ids).double() for side in (relation.source, relation.target)]
-        rows = [torch.nn.functional.normalize(side - side.mean(0), dim=1) for side in rows]
+        rows = [head.rows(side.token_ids) for side in (relation.source, relation.target)]
         stated = [
             relation.source.knowledge.statement(edit.subject, edit.answer)
             + ". "
@@ -170,9 +157,9 @@ class EditRecorder(RelationCallback):
             ]
         )
         base = self.state.base
-        self.state.arrays = {
-            "labels": answers.labels,
-            "reference": answers.reference,
+        self.arrays = {
+            "labels": labels,
+            "reference": reference_mask(edits, len(relation.target.labels)),
             "before": base["target"],
             "in_context": in_context,
             "before_source": base["source"].argmax(1),
@@ -181,10 +168,10 @@ class EditRecorder(RelationCallback):
             "before_nobody": nobody.argmax(1),
             "before_paraphrases": base["paraphrases"],
             "prior": base["others_logits"][0].mean(0),
-            "W": weight.T[answers.labels],
-            "W0": w0.T[answers.labels],
-            "nearest": near.T[answers.labels],
-            "cosine": (rows[0] @ rows[1].T)[answers.labels],
+            "W": weight.T[labels],
+            "W0": w0.T[labels],
+            "nearest": near.T[labels],
+            "cosine": neighbor_weights(*rows).T[labels],
         }
         self.ridge = ridge
 
@@ -200,16 +187,14 @@ class EditRecorder(RelationCallback):
         queries = self._at.queries(subjects, adapters)
         parts = [(part, self._at.domains[name]) for name, part in queries.items()]
 
-        def of_all(prompts: Sequence[tuple[str, str]]) -> tuple[list[Query], Domain]:
-            rows = [Query(text, one, who) for one in adapters for text, who in prompts]
-            return rows, target
+        def in_each(prompts: Sequence[tuple[str, str]]) -> list[Query]:
+            return [Query(text, one, who) for one in adapters for text, who in prompts]
 
-        source = self._at.domains["source"]
-        parts.append(of_all([(target.knowledge.prompt(one), one) for one in self.others]))
-        prompts = [(source.knowledge.prompt(one), one) for one in self.others]
-        taught, _ = of_all(prompts if with_sources else [])
-        parts.append((taught, source))
-        parts.append(of_all([(text, "") for text in NOBODY]))
+        for side in (target, self._at.domains["source"]):
+            others = self.others if side is target or with_sources else []
+            prompts = [(side.knowledge.prompt(other), other) for other in others]
+            parts.append((in_each(prompts), side))
+        parts.append((in_each([(text, "") for text in NOBODY]), target))
         wordings = [
             Query(wording.prompt(subject), one, subject)
             for subject, one in zip(subjects, adapters, strict=True)
@@ -227,9 +212,7 @@ class EditRecorder(RelationCallback):
             "target": named["target"],
             "controls": torch.stack(controls, 1),
             "others_logits": others.view(n, len(self.others), -1),
-            "others_source": others_source.argmax(1).view(n, -1)
-            if len(others_source)
-            else others_source,
+            "others_source": others_source.argmax(1).view(n, len(others_source) // n),
             "nobody": nobody.argmax(1).view(n, len(NOBODY)),
             "paraphrases": wordings.argmax(1).view(n, len(self.wordings)),
         }
@@ -249,16 +232,13 @@ class EditRecorder(RelationCallback):
         base = {key: rows[edits.ids] for key, rows in self.state.base.items()}
         n = len(edits.ids)
         now = self._read(self._parts, n)
+        labels = self.arrays["labels"][edits.ids]
         contexts = self.run.cache.contexts(range(n))
-        with torch.no_grad():
-            if contexts is None:
-                losses = answer_losses(self.run.cache.lm.model, edits)
-            else:
-                with contexts(range(n)):
-                    losses = answer_losses(self.run.cache.lm.model, edits)
+        with torch.no_grad(), nullcontext() if contexts is None else contexts(range(n)):
+            losses = answer_losses(self.run.cache.lm.model, edits)
         kept = {
             "probability": (-losses.double()).exp().cpu(),
-            "learned": now["source"].argmax(1) == self.state.arrays["labels"][edits.ids],
+            "learned": now["source"].argmax(1) == labels,
             "own": now["target"].argmax(1),
             "others": now["others_logits"].argmax(2),
             "nobody": now["nobody"],
@@ -266,8 +246,7 @@ class EditRecorder(RelationCallback):
             "controls": now["controls"] == base["controls"],
         }
         if step in self.kept:
-            taught = self.state.arrays["labels"][edits.ids]
-            kept["others_taught"] = now["others_source"] == taught[:, None]
+            kept["others_taught"] = now["others_source"] == labels[:, None]
             kept["change"] = now["target"] - base["target"]
             kept["others_change"] = (now["others_logits"] - base["others_logits"]).mean(1)
             kept["predicted"] = (now["source"] - base["source"]) @ self.plain.T
@@ -276,7 +255,7 @@ class EditRecorder(RelationCallback):
     def finish(self) -> Results:
         by_step = self.state.readings_by_step()
         rows = [logits for _, (logits,) in by_step.values()]
-        arrays = {key: x.numpy() for key, x in self.state.arrays.items()}
+        arrays = {key: x.numpy() for key, x in self.arrays.items()}
         for key in dict.fromkeys(key for row in rows for key in row):
             arrays[key] = np.stack([row[key].numpy() for row in rows if key in row])
         relation = self._at.tokenized
@@ -294,7 +273,7 @@ class EditRecorder(RelationCallback):
             "wordings": [wording.template for wording in self.wordings],
         }
         write_arrays(self.path, arrays)
-        write_numbers(self.path.with_suffix(".json"), json.loads(json.dumps(about)))
+        write_numbers(self.path.with_suffix(".json"), about)
         return Results(self.name, {"path": self.path.name})
 
 

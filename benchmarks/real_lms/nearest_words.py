@@ -4,8 +4,8 @@
 
 FOLDER holds a folder for each LM, of which the head alone is read. The vocabulary ablation takes
 one city of each country (docs/vocabulary_ablation.md), which decides much of what is right:
-``benchmarks/results/real_lms/nearest_words.csv`` has the nearest word's share over 200 draws, in
-the causal inner product of the head, by cosine, and with its covariance turned at random.
+``benchmarks/results/real_lms/tables/nearest_words.csv`` has the nearest word's share over 200
+draws, in the causal inner product of the head, by cosine, and with its covariance turned at random.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,6 @@ from benchmarks.real_lms.run import REAL_LMS
 from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.lm.nearest_words import NearestWords
-from lincorr_lightning.lm.stored_rows import stored_head
 from lincorr_lightning.results.table import Table, column
 
 RELATIONS = ("city->country", "country->language", "ceo->company", "landmark->country")
@@ -66,18 +64,22 @@ def draws(rows: Sequence[Tensor], mask: Mask, whitening: Tensor | None) -> Estim
     return Estimate(float(np.mean(shares)), float(low), float(high))
 
 
+def turned(matrix: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return a whitening of the covariance turned by a random rotation."""
+    rotation, _ = torch.linalg.qr(torch.from_numpy(rng.standard_normal([len(matrix)] * 2)))
+    return rotation @ matrix
+
+
 def measure(path: Path) -> Iterator[NearestDraws]:
     """Yield the rows of an LM."""
     lm = LanguageModel(LMConfig(str(path)))
-    assert lm.checkpoint is not None
-    words = NearestWords(stored_head(lm.checkpoint, lm.tokenizer), path.name)
+    words = lm.nearest_words()
+    assert words is not None
     matrix = words.whitening.matrix
-    normal = np.random.default_rng(0).standard_normal((len(matrix), len(matrix)))
-    turned, _ = torch.linalg.qr(torch.from_numpy(normal))
     metrics: dict[str, Tensor | None] = {
         "causal inner product": matrix,
         "cosine": None,
-        "turned at random": turned @ matrix,
+        "turned at random": turned(matrix, np.random.default_rng(0)),
     }
     for name in RELATIONS:
         relation = TokenizedRelation.of(name, Catalogue.load(), lm.tokenizer)

@@ -154,7 +154,7 @@ def main(folder: str, n_subjects: int = 1000, output: Path = REAL_LMS) -> None:
 
     Args:
         folder: Folder that holds a folder for each LM.
-        n_subjects: Number of subjects that r is measured on; half of them for LMs of a billion.
+        n_subjects: Number of subjects of the probe, which r is of.
         output: Folder of the results.
     """
     file = output / NAME

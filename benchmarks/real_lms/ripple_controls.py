@@ -15,13 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lincorr_lightning.finetune.edits import nearness
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm import LanguageModel, LMConfig
-from lincorr_lightning.lm.nearest_words import NearestWords
-from lincorr_lightning.lm.stored_rows import stored_head
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
 N_WORDS = 400
@@ -39,11 +37,11 @@ ENOUGH = 0.95  # share of answers in context that are as taught, where teaching 
 MAX_STEPS = 1500
 
 
-def nearest_words(lm: LanguageModel, relation: TokenizedRelation) -> Tensor:
-    """Return how near the labels of a relation are in the head, ``(n_target, n_source)``."""
-    assert lm.checkpoint is not None
-    words = NearestWords(stored_head(lm.checkpoint, lm.tokenizer), str(lm.checkpoint))
-    return words.weights(relation.source.token_ids, relation.target.token_ids)
+def nearest_targets(lm: LanguageModel, relation: TokenizedRelation) -> list[int]:
+    """Return the target label that is nearest to each source label in the head."""
+    weights = nearness(lm.nearest_words(), relation)
+    assert weights is not None
+    return list(weights.argmax(0).tolist())
 
 
 def write_edits(path: Path, rows: Sequence[tuple[str, str, str]]) -> None:
@@ -75,7 +73,7 @@ def words(folder: Path, seed: int, scratch: Path) -> tuple[str, ...]:
     file = scratch / "words.yaml"
     file.write_text(yaml.safe_dump(knowledge, allow_unicode=True), encoding="utf-8")
     relation = TokenizedRelation.of("word->country", Catalogue.load(str(file)), lm.tokenizer)
-    best = nearest_words(lm, relation).argmax(0).tolist()
+    best = nearest_targets(lm, relation)
     people = sample_up_to(lm.tokenizer, N_WORDS, seed=seed, kind="names")
     texts = [label.answers[0].text for label in relation.source.labels]
     countries = [relation.target.labels[label].answers[0].text for label in best]
@@ -92,7 +90,7 @@ def fictitious(folder: Path, seed: int, scratch: Path) -> tuple[str, ...]:
     """Teach an LM false countries of cities, write edits of these, and return options of a run."""
     lm = LanguageModel(LMConfig(str(folder), dtype="float32"))
     relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
-    best = nearest_words(lm, relation).argmax(0).tolist()
+    best = nearest_targets(lm, relation)
     facts = relation.relation.reference or {}
     right = {}  # cities whose nearest word is their country
     for label, country in zip(relation.source.labels, best, strict=True):
@@ -113,32 +111,26 @@ def fictitious(folder: Path, seed: int, scratch: Path) -> tuple[str, ...]:
     )
     taught = np.roll(countries, shift).tolist()
     people = sample_up_to(lm.tokenizer, N_PEOPLE + len(cities) + 20, seed=seed, kind="names")
-    shown, asked, edited = (
-        people[:N_PEOPLE],
-        people[N_PEOPLE : N_PEOPLE + 20],
-        people[-len(cities) :],
-    )
-    teach(lm, cities, taught, shown, asked, rng)
+    teach(lm, list(zip(cities, taught, strict=True)), people[:N_PEOPLE], people[N_PEOPLE], rng)
     path = scratch / "taught"
     lm.model.save_pretrained(path)
     lm.tokenizer.save_pretrained(path)
     edits = scratch / "edits.jsonl"
-    write_edits(edits, list(zip(edited, cities, taught, strict=True)))
+    write_edits(edits, list(zip(people[-len(cities) :], cities, taught, strict=True)))
     return f"--model.lm.name_or_path={path}", f"--data.edits_file={edits}"
 
 
 def teach(
     lm: LanguageModel,
-    cities: Sequence[str],
-    countries: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
     shown: Sequence[str],
-    asked: Sequence[str],
+    asked: str,
     rng: np.random.Generator,
 ) -> None:
-    """Train the layers on statements of the countries, until they are known in context.
+    """Train the layers on statements of cities' countries, until they are known in context.
 
-    They are known if the LM gives them where a statement about somebody else, in no text, says the
-    city. Token embeddings and the head do not change.
+    They are known if the LM gives them after a statement of the city about a person `asked`, who is
+    none of those `shown` in the texts. Token embeddings and the head do not change.
     """
     model = lm.load().model
     for parameter in model.parameters():
@@ -147,9 +139,8 @@ def teach(
         frozen.weight.requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
-    pairs = list(zip(cities, countries, strict=True))
     for step in range(MAX_STEPS):
-        if step % 50 == 0 and known_in_context(lm, pairs, asked[0]) >= ENOUGH:
+        if step % 50 == 0 and known_in_context(lm, pairs, asked) >= ENOUGH:
             break
         chosen = [pairs[i] for i in rng.integers(len(pairs), size=BATCH_SIZE)]
         texts, starts = [], []

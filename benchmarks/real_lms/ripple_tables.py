@@ -99,14 +99,14 @@ class RippleRun:
         """Numbers of each edit after each step, ``(s, n)``."""
         of = self.arrays
         n = len(of["labels"])
+        rows = np.arange(n)[:, None]
         shares = {
             "probability": of["probability"].astype(float),
             LEARNED: of["learned"].astype(float),
             "own": (self.is_right(of["own"]) & ~self.right_before).astype(float),
         }
         for name in ("others", "nobody", "paraphrases"):
-            before = self.is_right(of[f"before_{name}"].T).T
-            after = np.moveaxis(self.is_right(np.moveaxis(of[name], 2, 0)), 0, 2)
+            before, after = (of["reference"][rows, of[key]] for key in (f"before_{name}", name))
             # Some targets have no other wordings.
             shares[name] = (after & ~before).sum(2) / (after.shape[2] or np.nan)
         shares["leak"] = shares.pop("others")
@@ -118,7 +118,12 @@ class RippleRun:
         return shares
 
     def index_at(self, rule: str) -> INTS:
-        """Return the position of each edit's step among `steps` by a rule; -1 for none."""
+        """Return the position of each edit's step among `steps`; -1 for none.
+
+        By a rule, or the same step of all edits, as text.
+        """
+        if rule.isdigit():
+            return np.full(len(self.seed), self.steps.index(int(rule)))
         if rule == PEAK:
             return self._peak
         reached = (
@@ -231,10 +236,8 @@ class Ripple:
 
 def ripples(run: RippleRun) -> Iterator[Ripple]:
     """Yield what the edits of a run do after each step, and by each rule."""
-    n = len(run.seed)
-    indices = {str(step): np.full(n, i) for i, step in enumerate(run.steps)}
-    indices |= {rule: run.index_at(rule) for rule in (*RULES, PEAK)}
-    for step, index in indices.items():
+    for step in (*map(str, run.steps), *RULES, PEAK):
+        index = run.index_at(step)
         at = {key: run.at(index, values) for key, values in run.shares.items()}
         if not (index >= 0).any():
             continue
@@ -502,11 +505,7 @@ def missed(run: RippleRun) -> Iterator[Missed]:
     known = run.in_context_right
     nearest = run.arrays["nearest"].argmax(1)
     for step in (PEAK, str(run.kept[-1])):
-        index = (
-            run.index_at(step)
-            if step == PEAK
-            else np.full(len(run.seed), run.steps.index(int(step)))
-        )
+        index = run.index_at(step)
         at = {k: run.at(index, run.shares[k]) for k in ("own", "specific", "paraphrases")}
         label = run.arrays["own"][index, np.arange(len(index))]
 
