@@ -47,6 +47,8 @@ class Estimate(NamedTuple):
     high: float
 
     def __format__(self, spec: str) -> str:
+        if np.isnan(self.value):
+            return "–"
         # What rounds to zero has no minus.
         value, low, high = (format(number, spec.replace(".", "z.")) for number in self)
         return value if self.low == self.high else f"{value} ({low} to {high})"
@@ -58,7 +60,13 @@ def scored(path: str, heading: str = "", format: str = ".2f") -> Any:
 
 
 def number_at(values: Any, path: str) -> Any:
-    """Return what a path leads to: a number, an `Estimate` of a mean with an interval, or None."""
+    """Return what a path leads to: a number, an `Estimate` of a mean with an interval, or None.
+
+    Of several paths with ``|`` between, the first that leads to something.
+    """
+    if "|" in path:
+        found = (number_at(values, one) for one in path.split("|"))
+        return next((value for value in found if value is not None), None)
     for key in path.split("."):
         values = values.get(key) if isinstance(values, Mapping) else None
     if isinstance(values, Mapping):

@@ -11,6 +11,8 @@ run again. The tables and the figure of docs/causal.md follow from these files.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -23,13 +25,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks import common
-from benchmarks.real_lms.ripple_tables import RippleRun, read_runs
+from benchmarks.common import Estimate
+from benchmarks.real_lms.ripple_runs import RippleRun
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.interventions import EditStates
 from lincorr_lightning.functional.significance import mean_interval
 from lincorr_lightning.results import plots
+from lincorr_lightning.results.table import column
 
 REAL_LMS = common.RESULTS / "real_lms"
 STATES = "causal.npz"
@@ -161,7 +165,27 @@ def edits_at(run: RippleRun, k: int, to_logits: Tensor) -> EditStates:
     return EditStates(space, of["before"], after, of["reference"], references, weights)
 
 
-def given(edits: EditStates) -> dict[str, str]:
+@dataclass(frozen=True)
+class Given:
+    """What it adds to the share of generalized edits to take a direction out of their change.
+
+    Means over right answers, with 95 % intervals over them (bootstrap). In the first row of each
+    step nothing is taken out: it has the share itself.
+    """
+
+    lm: str = column("LM")
+    relation: str = column("edits of")
+    step: int = column("", "d")
+    taken_out: str = column()
+    generalized: Estimate = column("", "+.0%")
+
+
+NOTHING = "nothing"
+PAIRS = (("W0", "W"), ("W", "W0"), (NEAREST, "W"), (NEAREST, "W0"), ("W", NEAREST))
+"""Directions that are taken out, and what is taken out after them."""
+
+
+def given(edits: EditStates) -> dict[str, Estimate]:
     """Return what it adds to generalized edits to take directions out, alone and after another."""
     states = edits.after @ edits.space.to_states
     change = states - edits.before @ edits.space.to_states
@@ -172,36 +196,24 @@ def given(edits: EditStates) -> dict[str, str]:
         return edits.by_reference(edits.answers(logits)[RESPONSE])
 
     base = share()
-    found = {"none: generalized edits": common.mean_interval(base.tolist())}
-    found |= {arm: points(share(arm) - base) for arm in of}
-    for first, second in (
-        ("W0", "W"),
-        ("W", "W0"),
-        (NEAREST, "W"),
-        (NEAREST, "W0"),
-        ("W", NEAREST),
-    ):
-        found[f"{second}, where {first} is out"] = points(share(first, second) - share(first))
-    return found
+    found = {NOTHING: base} | {arm: share(arm) - base for arm in of}
+    found |= {f"{b}, where {a} is out": share(a, b) - share(a) for a, b in PAIRS}
+    return {
+        name: Estimate(float(values.mean()), *map(float, mean_interval(values)))
+        for name, values in found.items()
+    }
 
 
-def by_step(output: Path) -> pd.DataFrame:
-    """Return `given` of the edits of all LMs at their peak and at the last kept step."""
-    columns = {}
-    for run in read_runs(output):
-        states = output / run.lm / STATES
-        if (
-            run.relation != "city->country"
-            or run.name not in ("lora", "larger")
-            or not states.exists()
-        ):
-            continue
-        with np.load(states) as file:
-            to_logits = torch.from_numpy(file["to_logits"])
-        for k in dict.fromkeys((run.kept_peak, len(run.kept) - 1)):
-            name = f"{run.lm}, step {run.kept[k]}"
-            columns[name] = given(edits_at(run, k, to_logits))
-    return pd.DataFrame(columns)
+def given_by_step(run: RippleRun, output: Path) -> Iterator[Given]:
+    """Yield `given` of the edits of a run of cities at their peak and at the last kept step."""
+    states = output / run.lm / STATES
+    if run.relation != "city->country" or not states.exists():
+        return
+    with np.load(states) as file:
+        to_logits = torch.from_numpy(file["to_logits"])
+    for k in dict.fromkeys((run.kept_peak, len(run.kept) - 1)):
+        for name, estimate in given(edits_at(run, k, to_logits)).items():
+            yield Given(run.lm, common.arrow(run.relation), run.kept[k], name, estimate)
 
 
 def doses(folder: Path) -> pd.DataFrame:

@@ -1,38 +1,47 @@
-"""What holds on which pretrained LM: the tables and the figure of docs/real_lms.md.
+"""What holds on which pretrained LM: the tables and the figures of docs/real_lms.md.
 
     python -m benchmarks.real_lms.findings
 
-reads the files of ``run.py``, writes all tables to ``benchmarks/results/real_lms/tables`` and some
-of their rows between the documents' markers, and draws the findings of README.md. Each finding is a
-rule on numbers, so that it can fail.
+reads the files of ``run.py``, ``ripples.py`` and the scripts beside them, writes all tables to
+``benchmarks/results/real_lms/tables`` and some of their rows between the documents' markers, and
+draws the findings of README.md. Each finding is a rule on numbers, so that it can fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
 from benchmarks import common
-from benchmarks.real_lms.edits import (
-    Forecasts,
-    Gradients,
-    Outcomes,
+from benchmarks.real_lms import ripple_tables
+from benchmarks.real_lms.causal import NOTHING, Given, given_by_step
+from benchmarks.real_lms.edits import Outcomes, outcomes_of, read_edits
+from benchmarks.real_lms.perturbations import Perturbation, read_perturbations
+from benchmarks.real_lms.ripple_runs import PEAK, read_runs
+from benchmarks.real_lms.ripple_tables import (
+    Along,
+    Beyond,
+    Fictitious,
+    GradientsAt,
+    Missed,
     Ripple,
-    forecasts_of,
-    gradients,
-    outcomes_of,
-    read_edits,
-    ripples,
+    Window,
 )
 from benchmarks.real_lms.run import REAL_LMS, RELATIONS
 from benchmarks.real_lms.tables import LMS, Ablation, PairScores, ablations, pairs_of
+from benchmarks.real_lms.wording import Exceeding, Wording, wordings
+from lincorr_lightning.results import plots
 from lincorr_lightning.results.table import Table
+
+SHIPPED = ("lora", "larger")
+"""Runs of edits at the shipped rate: on each LM there is one of them."""
+TRUE = (*SHIPPED, "landmarks", "occupations")
+"""The same, also of other relations."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +52,52 @@ class Numbers:
     layers: list[PairScores]
     paper_pairs: list[PairScores]
     edits: list[Outcomes]
-    forecasts: list[Forecasts]
-    gradients: list[Gradients]
     ablations: list[Ablation]
-    ablation_grid: DataFrame
     ripples: list[Ripple]
+    windows: list[Window]
+    along: list[Along]
+    beyond: list[Beyond]
+    gradients: list[GradientsAt]
+    missed: list[Missed]
+    fictitious: list[Fictitious]
+    given: list[Given]
+    wording: list[Wording]
+    exceeding: list[Exceeding]
+    perturbations: list[Perturbation]
+    ablation_grid: DataFrame
+    nearest_words: DataFrame
 
-    def tables(self) -> list[Table]:
-        """Return the tables; that of the grid has a script of its own."""
-        probes = [Table.of(name, getattr(self, name), PairScores) for name in PROBES]
-        return [
-            *probes,
-            Table.of("edits", self.edits, Outcomes),
-            Table.of("forecasts", self.forecasts, Forecasts),
-            Table.of("gradients", self.gradients, Gradients),
-            Table.of("ablations", self.ablations, Ablation),
-            Table.of("ripples", self.ripples, Ripple),
-            Table.of("findings", [list(row) for row in findings_of(self)], ["", "beside", *LMS]),
-        ]
+    def tables(self) -> dict[str, Table]:
+        """Return the tables by name; those of data frames have scripts of their own."""
+        tables = {name: Table.of(name, getattr(self, name), kind) for name, kind in RECORDS.items()}
+        rows = [list(row) for row in findings_of(self)]
+        return tables | {"findings": Table.of("findings", rows, ["", "beside", *LMS])}
 
 
-PROBES = {"pairs": "probe", "layers": "layers", "paper_pairs": "paper_pairs"}
-"""Tables of probes, and the runs that they are of."""
+RECORDS: dict[str, type] = {
+    "pairs": PairScores,
+    "layers": PairScores,
+    "paper_pairs": PairScores,
+    "edits": Outcomes,
+    "ablations": Ablation,
+    "ripples": Ripple,
+    "windows": Window,
+    "along": Along,
+    "beyond": Beyond,
+    "gradients": GradientsAt,
+    "missed": Missed,
+    "fictitious": Fictitious,
+    "given": Given,
+    "wording": Wording,
+    "exceeding": Exceeding,
+    "perturbations": Perturbation,
+}
+"""Kinds of rows, by the names of the tables."""
 
 BASELINES = {
     "constant": "best constant",
     "unembedding": "nearest word, cosine",
+    "causal_inner_product": "nearest word",
     "same_prompt": "same prompt",
     "gaussian_states": "W₀",
 }
@@ -79,19 +108,32 @@ def read_all(results: Path) -> Numbers:
     """Read the results of all LMs."""
     probes = {
         table: [scores for lm in LMS for scores in pairs_of(lm, run, results)]
-        for table, run in PROBES.items()
+        for table, run in (("pairs", "probe"), ("layers", "layers"), ("paper_pairs", "paper_pairs"))
     }
-    runs = read_edits(results)
-    by_kind = groupby(runs, key=lambda run: (run.sample, run.lm, run.method))
-    forecasts = [row for _, group in by_kind for row in forecasts_of(list(group))]
+    runs = sorted(read_runs(results), key=lambda run: LMS.index(run.lm))
+    shipped = [run for run in runs if run.name in SHIPPED]
+    steps = [(run, k) for run in shipped for k in dict.fromkeys((run.kept_peak, len(run.kept) - 1))]
+    by_step = [list(ripple_tables.ripples(run)) for run in runs if run.name != "fictitious"]
+    of_wording = list(wordings(probes["pairs"]))
     return Numbers(
         **probes,
-        edits=[outcomes_of(run) for run in runs],
-        forecasts=forecasts,
-        gradients=list(gradients(results)),
+        edits=[outcomes_of(run) for run in read_edits(results)],
         ablations=list(ablations(results)),
+        ripples=[row for rows in by_step for row in rows],
+        windows=[ripple_tables.window(rows) for rows in by_step],
+        along=[row for run, k in steps for row in ripple_tables.along(run, k)],
+        beyond=[ripple_tables.beyond(run) for run in runs if run.name != "fictitious"],
+        gradients=[row for run in shipped for row in ripple_tables.gradients_at(run)],
+        missed=[row for run in runs if run.name in TRUE for row in ripple_tables.missed(run)],
+        fictitious=[
+            row for run in runs if run.name == "fictitious" for row in ripple_tables.fictitious(run)
+        ],
+        given=[row for run in shipped for row in given_by_step(run, results)],
+        wording=[row for row, _ in of_wording],
+        exceeding=[row for _, row in of_wording],
+        perturbations=read_perturbations(results),
         ablation_grid=common.read_csv(results / "ablation_grid.csv"),
-        ripples=list(ripples(results)),
+        nearest_words=common.read_csv(results / "tables" / "nearest_words.csv"),
     )
 
 
@@ -127,20 +169,37 @@ def one(rows: list[Any], **wanted: Any) -> Any:
     return row
 
 
+def shipped(rows: list[Any], lm: str, relation: str, **wanted: Any) -> Any:
+    """Return the row of an LM's edits at the shipped rate; KeyError if there is none."""
+    own = [row for row in rows if row.run in SHIPPED]
+    return one(own, lm=lm, relation=relation, **wanted)
+
+
+CITY = "city→country"
+LAST = 10
+"""The step that the paper measures edits after."""
+
+
 def above_words(numbers: Numbers, lm: str) -> Outcome:
     """Return whether r of most pairs with a reference exceeds random words, on both sides."""
-    city = one(numbers.pairs, lm=lm, pair="city→country")
+    city = one(numbers.pairs, lm=lm, pair=CITY)
     known = [row for row in numbers.pairs if row.lm == lm and row.is_known]
-    others = [row for row in numbers.pairs if row.lm == lm and not row.is_known]
     n_known = sum(row.exceeds_words() for row in known)
-    n_others = sum(row.exceeds_words() for row in others)
-    note = f"{n_known} of {len(known)} pairs, others {n_others} of {len(others)}"
-    return Outcome(city.r, city.source_words, n_known > len(known) / 2, note)
+    strongest = max(city.source_words, city.target_words)
+    return Outcome(city.r, strongest, n_known > len(known) / 2, f"{n_known} of {len(known)} pairs")
+
+
+def above_wording(numbers: Numbers, lm: str) -> Outcome:
+    """Return whether related pairs exceed controls in the same sentences, on both sides."""
+    row = one(numbers.wording, lm=lm)
+    holds = min(row.lead_source.low, row.lead_target.low) > 0
+    note = f"{row.n_above} of {row.pairs} pairs"
+    return Outcome(row.r, max(row.as_source, row.as_target), holds, note)
 
 
 def precise(numbers: Numbers, lm: str) -> Outcome:
     """Return whether W pairs more answers right than the vocabulary, for most relations."""
-    city = one(numbers.pairs, lm=lm, pair="city→country")
+    city = one(numbers.pairs, lm=lm, pair=CITY)
     rows = [
         row for row in numbers.pairs if row.lm == lm and row.pair in map(common.arrow, RELATIONS)
     ]
@@ -149,41 +208,71 @@ def precise(numbers: Numbers, lm: str) -> Outcome:
     return Outcome(city.by_answer, city.best_by_answer, n_above > len(rows) / 2, note)
 
 
-def above_unrelated(pair: str) -> Callable[[Numbers, str], Outcome]:
-    """Return the rule: r of a pair exceeds that of the unrelated prompt."""
+def specific(step: str, relation: str = CITY) -> Callable[[Numbers, str], Outcome]:
+    """Return the rule: more own targets than other people's are right after a step."""
 
     def rule(numbers: Numbers, lm: str) -> Outcome:
-        row = one(numbers.pairs, lm=lm, pair=pair)
-        return Outcome(row.r, row.unrelated, row.exceeds_unrelated())
+        row = shipped(numbers.ripples, lm, relation, step=step)
+        note = f"step {row.mean_step:.0f}" if step == PEAK else ""
+        return Outcome(row.own.value, row.leak.value, row.specific.low > 0, note)
 
     return rule
 
 
-def carry_over(sample: str, relation: str = "city→country") -> Callable[[Numbers, str], Outcome]:
+def beyond_nearest(numbers: Numbers, lm: str) -> Outcome:
+    """Return whether own targets at the peak are right more often than the nearest word."""
+    row = shipped(numbers.beyond, lm, CITY)
+    return Outcome(row.own, row.nearest, row.lead.low > 0)
+
+
+def along_nearest(numbers: Numbers, lm: str) -> Outcome:
+    """Return whether others change along the nearest word, more than along W, W₀ and nulls."""
+    row = shipped(numbers.along, lm, CITY, step=LAST, by=ripple_tables.NEAREST)
+    others = [
+        shipped(numbers.along, lm, CITY, step=LAST, by=by)
+        for by in ("W", "W₀", "nearest word, cosine", *ripple_tables.NULLS.values())
+    ]
+    best = max(others, key=lambda other: other.r_others.value)
+    holds = all(other.lead.low > 0 for other in others)
+    return Outcome(row.r_others.value, best.r_others.value, holds, best.by)
+
+
+def follows_taught(numbers: Numbers, lm: str) -> Outcome:
+    """Return whether edits follow the country that the LM was taught, and not the nearest word."""
+    row = one(numbers.fictitious, lm=lm, step=LAST)
+    return Outcome(row.taught.value, row.true.value, row.taught.low > row.true.high)
+
+
+def carry_over(relation: str) -> Callable[[Numbers, str], Outcome]:
     """Return the rule: LoRA edits generalize more often than the better baseline is right."""
 
     def rule(numbers: Numbers, lm: str) -> Outcome:
-        row = one(numbers.edits, lm=lm, relation=relation, method="lora", sample=sample)
+        row = one(numbers.edits, lm=lm, relation=relation, method="lora", sample="any")
         best = max(row.constant_by_answer, row.nearest_by_answer)
         return Outcome(row.by_answer, best, row.lead.low > 0)
 
     return rule
 
 
-def forecast(numbers: Numbers, lm: str) -> Outcome:
-    """Return whether the nearest word leads over W and the count, within a reference, too."""
-    wanted = {"lm": lm, "method": "lora", "sample": "any"}
-    everything = one(numbers.forecasts, **wanted, among="all edits")
-    within = one(numbers.forecasts, **wanted, among="edits of one reference")
-    holds = min(everything.lead.low, within.lead.low) > 0
-    best = max(everything.weight, everything.count)
-    return Outcome(everything.nearest_word.value, best, holds)
+def known_in_context(numbers: Numbers, lm: str) -> Outcome:
+    """Return whether companies known in context generalize more where the nearest word is wrong."""
+    rows = [row for row in numbers.missed if row.lm == lm and row.relation == "ceo→company"]
+    row = one(rows, step=str(LAST))
+    matched = row.matched_specific
+    note = "" if row.matched is None else f"matched {row.matched:+.2f}"
+    return Outcome(
+        row.own_known.value,
+        row.own_unknown.value,
+        matched is not None and matched.low > 0,
+        note,
+    )
 
 
 def vocabulary_composes(numbers: Numbers, lm: str) -> Outcome:
     """Return whether a network on the vocabulary exceeds the best baseline with each seed.
 
-    It is the plain network, trained alone, on centered embeddings of one city per country.
+    It is the plain network, trained alone, on centered embeddings of one city per country. Above
+    the nearest word it is where it exceeds 97.5 % of the draws of cities.
     """
     cell = "lm == @lm and width == 0 and per_target == 1 and epochs_factor == 1"
     cell += " and kind == 'plain' and center and train == 'network'"
@@ -191,44 +280,93 @@ def vocabulary_composes(numbers: Numbers, lm: str) -> Outcome:
     shares = {name: rows["generalized"] for name, rows in runs.groupby("mapping")}
     if "reference" not in shares:
         raise KeyError(lm)
+    draws = "lm == @lm and relation == 'city->country' and metric == 'causal inner product'"
+    (nearest,) = numbers.nearest_words.query(draws, local_dict={"lm": lm}).to_dict("records")
     composed = shares["reference"]
-    bounds = runs[runs["mapping"] == "reference"]
-    baselines = [
-        bounds["nearest"],
-        bounds["majority"],
-        *(shares[name] for name in ("permuted", "letters") if name in shares),
-    ]
-    best = max(baselines, key=lambda share: share.mean())
-    return Outcome(composed.mean(), best.mean(), bool((composed > best).all()))
+    majority = runs[runs["mapping"] == "reference"]["majority"]
+    others = [majority, *(shares[name] for name in ("permuted", "letters") if name in shares)]
+    holds = all((composed > other).all() for other in others)
+    best = max(nearest["share"], *(other.mean() for other in others))
+    return Outcome(composed.mean(), best, holds and bool((composed > nearest["share_high"]).all()))
 
 
-WORDS = Finding("r of city→country; of most pairs with a reference", "random words", above_words)
-PRECISE = Finding("W: right country first, by country", "best of the vocabulary", precise)
-FORECAST = Finding("the nearest word forecasts edits (AUROC)", "W, or the count of edits", forecast)
-EDITS = Finding(
-    "LoRA edits of any city, by country", "best constant, nearest word", carry_over("any")
+def w_is_needed(numbers: Numbers, lm: str) -> Outcome:
+    """Return whether W's direction costs edits at their peak where the nearest word's is out.
+
+    The numbers are what it takes to take W out alone, and after the nearest word.
+    """
+    rows = [row for row in numbers.given if row.lm == lm]
+    if not rows:
+        raise KeyError(lm)
+    alone, after = (
+        one(rows, step=rows[0].step, taken_out=name)
+        for name in ("W", f"W, where {ripple_tables.NEAREST} is out")
+    )
+    return Outcome(-after.generalized.value, -alone.generalized.value, after.generalized.high < 0)
+
+
+PEAK_SPECIFIC = Finding(
+    "edits are specific to their person at the peak", "other people", specific(PEAK)
 )
+LAST_SPECIFIC = Finding("the same after ten steps", "other people", specific(str(LAST)))
+ALONG = Finding(
+    "edits change other people along the nearest word (r)",
+    "strongest of W, W₀, cosine, nulls",
+    along_nearest,
+)
+TAUGHT = Finding(
+    "edits follow countries that the LM was taught", "the nearest word", follows_taught
+)
+WORDING = Finding("r of related pairs", "controls in the same sentence", above_wording)
+PRECISE = Finding("W: right country first, by country", "best of the vocabulary", precise)
 VOCABULARY = Finding(
     "a network on the vocabulary alone, one city per country",
-    "nearest country",
+    "nearest word, 200 draws",
     vocabulary_composes,
 )
 FINDINGS = (
-    WORDS,
+    PEAK_SPECIFIC,
+    LAST_SPECIFIC,
+    Finding(
+        "languages are specific to their person at the peak",
+        "other people",
+        specific(PEAK, "country→language"),
+    ),
+    Finding(
+        "companies are specific to their person at the peak",
+        "other people",
+        specific(PEAK, "ceo→company"),
+    ),
+    Finding("edits at the peak beside the nearest word", "the nearest word", beyond_nearest),
+    ALONG,
+    TAUGHT,
+    Finding(
+        "companies that the nearest word misses: known in context, after ten steps",
+        "not known",
+        known_in_context,
+    ),
+    Finding(
+        "points that W's direction costs edits at the peak, after the nearest word's",
+        "alone",
+        w_is_needed,
+    ),
+    Finding(
+        "edits of any city after ten steps, by country",
+        "best constant, nearest word",
+        carry_over(CITY),
+    ),
     PRECISE,
-    EDITS,
-    Finding("edits, two per country", "the same", carry_over("two per country")),
-    Finding("edits of X+1→X+2", "the same", carry_over("any", "X+1→X+2")),
-    FORECAST,
+    Finding("r of city→country; of most pairs with a reference", "random words", above_words),
+    WORDING,
     VOCABULARY,
-    Finding("r of city→country", "unrelated prompt", above_unrelated("city→country")),
-    Finding("r of city→color, which is unrelated", "the same", above_unrelated("city→color")),
 )
 FIGURE = {
-    "Logits of countries follow from those of cities (r)": WORDS,
+    "Edits of where somebody lives, most specific step": PEAK_SPECIFIC,
+    "The same edits, step 10": LAST_SPECIFIC,
+    "Edits follow what was taught of the city": TAUGHT,
+    "They change other people along the nearest word (r)": ALONG,
     "W pairs cities with their country (right first)": PRECISE,
-    "The nearest word forecasts edits (AUROC)": FORECAST,
-    "LoRA edits of a city, step 10, carry over to the country": EDITS,
+    "Logits of related knowledge are correlated (r)": WORDING,
     "Token embeddings alone: new cities compose": VOCABULARY,
 }
 """The findings that README.md shows, by their titles in its figure."""
@@ -248,49 +386,110 @@ def findings_of(numbers: Numbers) -> list[list[str]]:
     return rows
 
 
-def documented(tables: list[Table]) -> dict[str, str]:
+def pivot(
+    table: Table, index: str, cell: Callable[[Any], str], rows: str, columns: str = "lm"
+) -> str:
+    """Return a cell of each row of a table as Markdown, by two of its columns."""
+    chosen = table.frame.query(rows)
+    cells = chosen.assign(cell=[cell(row) for row in chosen.itertuples()])
+    wide = cells.pivot(index=index, columns=columns, values="cell")
+    order = [[*dict.fromkeys(chosen[name])] for name in (index, columns)]
+    wide = wide.loc[order[0], order[1]].fillna("–")
+    return common.markdown_frame(wide, index.replace("_", " "))
+
+
+def documented(tables: Mapping[str, Table]) -> dict[str, str]:
     """Return what documents show of the tables, by their markers."""
-    pairs, _, _, edits, forecasts, of_gradients, of_vocabulary, of_steps, findings = tables
+    pairs = tables["pairs"]
     pairs = replace(pairs, frame=pairs.frame.replace({"best": BASELINES}))
+    of_city = f"relation == '{CITY}'"
+    at_last = f"{of_city} and step == {LAST} and by != '{ripple_tables.SOURCE_CHANGE}'"
+    at_peak = f"{of_city} and step < {LAST}"
     return {
-        "findings": findings.markdown(),
+        "findings": tables["findings"].markdown(),
+        "real_ripples": common.shown(
+            tables["ripples"],
+            "lm step learned own leak specific others_taught nobody color pet",
+            f"run in {SHIPPED} and {of_city} and step in ['1', '2', '3', '5', '{LAST}', '20']",
+        ),
+        "real_windows": common.shown(tables["windows"]),
+        "real_along": pivot(
+            tables["along"],
+            "by",
+            lambda row: f"{r_of(row.r_others)} / {r_of(row.auroc)}",
+            at_last,
+        ),
+        "real_specific": pivot(
+            tables["along"],
+            "by",
+            lambda row: f"{r_of(row.r)} / {r_of(row.r_specific)}",
+            f"{at_peak} and by != 'GradSim'",
+        ),
+        "real_beyond": common.shown(
+            tables["beyond"],
+            "lm relation edits own nearest lead n_wrong specific_wrong in_context_wrong",
+            f"run in {TRUE}",
+        ),
+        "real_missed": common.shown(
+            tables["missed"],
+            "lm relation missed known own_known own_unknown matched matched_specific "
+            "paraphrases_known paraphrases_unknown",
+            f"step == '{LAST}' and relation != '{CITY}'",
+        ),
+        "real_fictitious": common.shown(tables["fictitious"], "", f"step in [2, {LAST}]"),
+        "real_gradients": common.shown(
+            tables["gradients"], "", f"step in [1, {LAST}] and {of_city}"
+        ),
+        "causal_peak": pivot(
+            replace(tables["given"], frame=tables["given"].frame.assign(at=at_step)),
+            "taken_out",
+            lambda row: f"{row.generalized:{'' if row.taken_out == NOTHING else '+'}.0%}",
+            of_city,
+            "at",
+        ),
         "real_precision": common.shown(
             pairs,
-            "lm pair n plain right best above_best by_answer best_by_answer",
-            "pair in ['city→country', 'country→language', 'ceo→company']",
+            "lm pair n plain by_answer nearest_by_answer best best_by_answer above_best",
+            f"pair in ['{CITY}', 'country→language', 'ceo→company']",
         ),
         "real_words": common.shown(
             pairs,
             "lm pair r source_words target_words above_source_words above_target_words unrelated",
-            "pair in ['city→country', 'X+1→X+2']",
+            f"pair in ['{CITY}', 'X+1→X+2']",
         ),
+        "real_wording": tables["wording"].markdown(),
+        "real_exceeding": tables["exceeding"].markdown(),
         "real_edits": common.shown(
-            edits,
+            tables["edits"],
             "lm relation sample edits answers by_answer constant_by_answer nearest_by_answer lead "
             "color",
-            "method == 'lora' and relation in ['city→country', 'ceo→company']",
+            f"method == 'lora' and relation in ['{CITY}', 'ceo→company']",
         ),
-        "real_nearest": common.shown(
-            forecasts,
-            "lm among relations nearest_word weight count lead",
-            "method == 'lora' and sample == 'any'",
-        ),
-        "real_gradients": of_gradients.markdown(),
-        "real_ablation": of_vocabulary.markdown(),
-        "real_ripples": of_steps.markdown(),
+        "real_perturbations": tables["perturbations"].markdown(),
+        "real_ablation": tables["ablations"].markdown(),
     }
+
+
+def at_step(frame: DataFrame) -> Any:
+    """Return the names of an LM's edits after a step."""
+    return frame["lm"] + ", step " + frame["step"].astype(str)
+
+
+def r_of(estimate: common.Estimate | None) -> str:
+    """Return the value of an estimate with two digits."""
+    return "–" if estimate is None else f"{estimate.value:.2f}".replace("-", "−")
 
 
 def findings_figure(numbers: Numbers) -> Any:
     """Draw findings on each LM beside their baselines, in color where they hold."""
     figure = common.new_figure(
         8.6,
-        4.0,
+        4.6,
         "What was found: city → country, four LMs from 135M to 1.5B parameters",
         "A dot is an LM's number, a bar that of the strongest baseline; from above: SmolLM2, Gemma "
         "3, Qwen2.5-Coder 0.5B and 1.5B, if run; shares are means by country. Blue: the finding "
         "holds beyond the error, by its rule in docs/real_lms.md, which may be about all relations "
-        "(r, W, forecasts). Orange: it does not.",
+        "(W, r). Orange: it does not.",
     )
     axes = figure.subplots()
     for row, (title, finding) in enumerate(FIGURE.items()):
@@ -312,18 +511,20 @@ def findings_figure(numbers: Numbers) -> Any:
         axes.text(-0.03, -row - 0.17, beside, fontsize=7, color="#666666", **left)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.set(xlim=(0, 1), yticks=[], xlabel="r, share or AUROC")
+    axes.set(xlim=(0, 1), yticks=[], xlabel="r or share")
     return figure
 
 
 def main() -> None:
-    """Write the tables, put them into the documents, and draw the figure."""
+    """Write the tables, put them into the documents, and draw the figures."""
     numbers = read_all(REAL_LMS)
     tables = numbers.tables()
-    for table in tables:
+    for table in tables.values():
         common.write_table(table, REAL_LMS / "tables")
     common.place_tables(documented(tables))
     findings_figure(numbers).savefig(REAL_LMS / "findings.png")
+    drawn = plots.to_png(ripple_tables.figure(numbers.ripples))
+    (REAL_LMS / "ripples.png").write_bytes(drawn)
 
 
 if __name__ == "__main__":

@@ -1,208 +1,28 @@
 """What the edits of ``ripples.py`` did: do they ripple to their own subject alone, and along what?
 
-It reads the files of `EditRecorder`; ``findings.py`` writes the tables.
+``findings.py`` writes these tables.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from pandas import DataFrame, Series, factorize
+from pandas import DataFrame, Series
 
 from benchmarks.common import Estimate, arrow, mean_estimate
-from benchmarks.real_lms.edit_explanations import explanations, margins, row_r
-from benchmarks.real_lms.edit_recorder import read_arrays
-from benchmarks.real_lms.edits import N_RESAMPLES, areas, drawn, interval
-from benchmarks.real_lms.ripples import plan
+from benchmarks.real_lms.edit_explanations import margins, row_r
+from benchmarks.real_lms.ripple_runs import FLOATS, INTS, PEAK, RULES, RippleRun
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.table import column
 
-FLOATS = npt.NDArray[np.float64]
-INTS = npt.NDArray[np.int64]
-LEARNED = "learned"
-PEAK = "peak"
-RULES: dict[str, float] = {LEARNED: 0.0, "p > .5": 0.5, "p > .9": 0.9}
-"""Rules by which the step of each edit is chosen: the first with a larger probability."""
+N_RESAMPLES = 1000
+MIN_PER_CLASS = 10
 N_PERMUTATIONS = 200
-PREDICTORS = {
-    "nearest": "nearest word",
-    "cosine": "nearest word, cosine",
-    "W": "W",
-    "W0": "W₀",
-    "in_context": "the LM in context",
-    "context_of_other": "in context, of somebody else",
-    "gradient": "the edit's gradient",
-    "predicted": "W · ΔF of the source",
-}
-"""What may say which target logits an edit changes, by the names of arrays."""
-
-
-@dataclass(frozen=True)
-class RippleRun:
-    """The edits of one run on one LM, those of all seeds together, as arrays over the n edits.
-
-    Attributes:
-        arrays: Those of `EditRecorder`, with edits of all seeds.
-        steps: Steps after which edits were measured.
-        kept: Those of them with changes of logits.
-        seed: Seed of each edit, ``(n,)``.
-    """
-
-    lm: str
-    name: str
-    relation: str
-    arrays: Mapping[str, Any]
-    steps: list[int]
-    kept: list[int]
-    seed: INTS
-
-    @cached_property
-    def group(self) -> INTS:
-        """Number of the reference of each edit."""
-        references = [row.tobytes() for row in self.arrays["reference"]]
-        return factorize(np.array(references, dtype=object))[0].astype(np.int64)
-
-    def by_answer(self, values: npt.NDArray[Any]) -> Estimate:
-        """Return the mean over answers of a number of each edit, with its interval over answers."""
-        return mean_estimate(Series(values, dtype=float).groupby(self.group).mean().dropna())
-
-    def is_right(self, labels: INTS) -> npt.NDArray[np.bool_]:
-        """Return whether target labels, ``(..., n)``, are right for each edit."""
-        reference = self.arrays["reference"]
-        return np.asarray(reference[np.arange(len(reference)), labels])
-
-    @cached_property
-    def right_before(self) -> npt.NDArray[np.bool_]:
-        """Whether the LM gives a right label before the edit."""
-        return self.is_right(self.arrays["before"].argmax(1))
-
-    @cached_property
-    def nearest_right(self) -> npt.NDArray[np.bool_]:
-        """Whether the nearest word is right."""
-        return self.is_right(self.arrays["nearest"].argmax(1))
-
-    @cached_property
-    def in_context_right(self) -> npt.NDArray[np.bool_]:
-        """Whether the LM gives a right label after the taught statement."""
-        return self.is_right(self.arrays["in_context"].argmax(1))
-
-    @cached_property
-    def shares(self) -> dict[str, FLOATS]:
-        """Numbers of each edit after each step, ``(s, n)``."""
-        of = self.arrays
-        n = len(of["labels"])
-        rows = np.arange(n)[:, None]
-        shares = {
-            "probability": of["probability"].astype(float),
-            LEARNED: of["learned"].astype(float),
-            "own": (self.is_right(of["own"]) & ~self.right_before).astype(float),
-        }
-        for name in ("others", "nobody", "paraphrases"):
-            before, after = (of["reference"][rows, of[key]] for key in (f"before_{name}", name))
-            # Some targets have no other wordings.
-            shares[name] = (after & ~before).sum(2) / (after.shape[2] or np.nan)
-        shares["leak"] = shares.pop("others")
-        shares["specific"] = shares["own"] - shares["leak"]
-        shares["color"], shares["pet"] = np.moveaxis(of["controls"].astype(float), 2, 0)
-        taught = np.full((len(self.steps), n), np.nan)
-        taught[[self.steps.index(step) for step in self.kept]] = of["others_taught"].mean(2)
-        shares["others_taught"] = taught
-        return shares
-
-    def index_at(self, rule: str) -> INTS:
-        """Return the position of each edit's step among `steps`; -1 for none.
-
-        By a rule, or the same step of all edits, as text.
-        """
-        if rule.isdigit():
-            return np.full(len(self.seed), self.steps.index(int(rule)))
-        if rule == PEAK:
-            return self._peak
-        reached = (
-            self.shares[LEARNED] > 0
-            if rule == LEARNED
-            else self.shares["probability"] > RULES[rule]
-        )
-        return np.where(reached.any(0), reached.argmax(0), -1)
-
-    @cached_property
-    def _peak(self) -> INTS:
-        """The step at which edits of other seeds are most specific, mean over answers.
-
-        With one seed, edits of the other half of the answers.
-        """
-        fold = self.seed if len({*self.seed}) > 1 else self.group % 2
-        peak = np.zeros(len(fold), dtype=np.int64)
-        for one in {*fold}:
-            others = np.where(fold == one, np.nan, self.shares["specific"])
-            peak[fold == one] = np.argmax([self.by_answer(row).value for row in others])
-        return peak
-
-    @cached_property
-    def kept_peak(self) -> int:
-        """Position in `kept` of the step that is the peak for most edits, or of the last before."""
-        step = self.steps[int(np.bincount(self._peak).argmax())]
-        return max(i for i, one in enumerate(self.kept) if one <= step)
-
-    def at(self, index: INTS, values: FLOATS) -> FLOATS:
-        """Return the values of each edit at its own step; NaN where it has none."""
-        chosen = values[index, np.arange(values.shape[1])].astype(float)
-        return np.where(index < 0, np.nan, chosen)
-
-
-def read_run(results: Path, lm: str, name: str, relation: str) -> RippleRun | None:
-    """Read a run, with all seeds that there are; None if there is none."""
-    files = [
-        results / run.path
-        for run in plan()
-        if (run.lm, run.name, run.relation) == (lm, name, relation)
-    ]
-    files = [file for file in files if file.exists()]
-    if not files:
-        return None
-    abouts = [json.loads(file.with_suffix(".json").read_text("utf-8")) for file in files]
-    parts = [_of_edits(read_arrays(file) | explanations(file)) for file in files]
-    arrays = {
-        key: np.concatenate([part[key] for part in parts], axis=int(key in _BY_STEP))
-        for key in parts[0]
-        if all(key in part for part in parts)
-    }
-    seeds = [
-        np.full(len(part["labels"]), about["seed"])
-        for part, about in zip(parts, abouts, strict=True)
-    ]
-    return RippleRun(
-        lm, name, relation, arrays, abouts[0]["steps"], abouts[0]["kept"], np.concatenate(seeds)
-    )
-
-
-_BY_STEP = (
-    *("probability", "learned", "own", "others", "nobody", "paraphrases", "controls"),
-    *("change", "others_change", "predicted", "others_taught"),
-)
-
-
-def _of_edits(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Repeat what is of a whole run for each of its edits."""
-    n = len(arrays["labels"])
-    whole = ("before_others", "before_others_source", "before_nobody", "prior")
-    return {key: np.tile(x, (n, 1)) if key in whole else x for key, x in arrays.items()}
-
-
-def read_runs(results: Path) -> Iterator[RippleRun]:
-    """Yield all runs that there are."""
-    for lm, name, relation in dict.fromkeys((run.lm, run.name, run.relation) for run in plan()):
-        run = read_run(results, lm, name, relation)
-        if run is not None:
-            yield run
 
 
 @dataclass(frozen=True)
@@ -254,6 +74,42 @@ def ripples(run: RippleRun) -> Iterator[Ripple]:
             mean_step=float(np.mean([run.steps[i] for i in index if i >= 0])),
             **{key: mean if key in exact else mean.value for key, mean in means.items()},
         )
+
+
+@dataclass(frozen=True)
+class Window:
+    """When edits are specific: their peak, and the steps at which their interval is above 0."""
+
+    lm: str = column("LM")
+    relation: str = column("edits of")
+    run: str = column()
+    edits: int = column("", "d")
+    answers: int = column("", "d")
+    seeds: int = column("", "d")
+    peak: float = column("peak, step", ".1f")
+    own: float = column("own", ".0%")
+    leak: float = column("other people", ".0%")
+    specific: Estimate = column("specific", ".0%")
+    last: Estimate = column("specific, step 10", ".0%")
+    steps: str = column("specific at steps")
+    most: float = column("p > .9: specific", ".0%")
+
+
+def window(rows: Sequence[Ripple]) -> Window:
+    """Return when the edits of a run are specific."""
+    of = {row.step: row for row in rows}
+    peak = of[PEAK]
+    steps = [row.step for row in rows if row.step.isdigit() and row.specific.low > 0]
+    return Window(
+        *(peak.lm, peak.relation, peak.run, peak.edits, peak.answers, peak.seeds),
+        peak.mean_step,
+        peak.own.value,
+        peak.leak.value,
+        peak.specific,
+        of["10"].specific,
+        ", ".join(steps) or "none",
+        of["p > .9"].specific.value if "p > .9" in of else np.nan,
+    )
 
 
 @dataclass(frozen=True)
@@ -310,8 +166,10 @@ class Along:
 
     r is over labels, of each edit, after each label's mean over edits and each edit's mean over
     labels are taken out; mean over right answers. Of the *specific* change, that of other people is
-    taken out, too. AUROC is of its highest weight of a right label minus the highest of a wrong one
-    for edits whose own target generalizes, with intervals from samples of answers.
+    taken out, too. The lead is that of the nearest word, in r with the change of other people.
+    AUROC is of the highest weight of a right label minus the highest of a wrong one for edits whose
+    own target generalizes, with intervals from samples of answers. Of nulls, both are means over
+    draws; GradSim (arXiv 2407.12828) is one number of an edit.
     """
 
     lm: str = column("LM")
@@ -319,21 +177,88 @@ class Along:
     run: str = column()
     step: int = column("", "d")
     by: str = column("by")
-    r: Estimate = column("r", ".2f")
-    r_others: Estimate = column("r, other people", ".2f")
-    r_specific: Estimate = column("r, specific", ".2f")
+    r: Estimate | None = column("r", ".2f")
+    r_others: Estimate | None = column("r, other people", ".2f")
+    r_specific: Estimate | None = column("r, specific", ".2f")
+    lead: Estimate | None = column("nearest word's lead", "+.2f")
     auroc: Estimate | None = column("AUROC", ".2f")
     auroc_within: Estimate | None = column("AUROC, one answer", ".2f")
     auroc_specific: Estimate | None = column("AUROC, specific", ".2f")
 
 
+NEAREST = "nearest word"
+SOURCE_CHANGE = "W · ΔF of the source"
+PREDICTORS = {
+    "nearest": NEAREST,
+    "cosine": "nearest word, cosine",
+    "W": "W",
+    "W0": "W₀",
+    "in_context": "the LM in context",
+    "context_of_other": "in context, of somebody else",
+    "gradient": "the edit's gradient",
+    "predicted": SOURCE_CHANGE,
+}
+"""What may say which target logits an edit changes, by the names of arrays."""
+NULLS = {"rotated": "nearest word, covariance turned", "shuffled": "nearest word, labels shuffled"}
+GRADSIM = "GradSim"
+
+
+def interval(values: FLOATS) -> Estimate:
+    """Return a score with its 95 % interval, from the score and those of samples."""
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high))
+
+
+def drawn(group: INTS) -> FLOATS:
+    """Return how often each group is in the data, 1, and in each sample of groups.
+
+    The shape is ``(1 + N_RESAMPLES, n_groups)``.
+    """
+    n = int(group.max()) + 1
+    samples = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES)
+    return np.concatenate([np.ones((1, n)), samples])
+
+
+def areas(
+    values: FLOATS,
+    chosen: npt.NDArray[np.bool_],
+    group: INTS,
+    weights: FLOATS,
+    within: bool = False,
+) -> FLOATS:
+    """Return the AUROC of a score for chosen edits, in each sample of references.
+
+    The score, whether an edit is chosen, and the number of its reference are ``(n,)``; `weights`
+    are those of `drawn`. With `within`, it is over pairs with one reference; NaN without any.
+    """
+    above = values[chosen][:, None]
+    below = values[~chosen]
+    order = (above > below) + (above == below) / 2
+    first = group[chosen]
+    second = group[~chosen]
+    with np.errstate(invalid="ignore"):
+        if within:
+            same = first[:, None] == second
+            of_pair = weights[:, np.broadcast_to(first[:, None], same.shape)[same]]
+            return np.asarray(of_pair @ order[same] / of_pair.sum(1))
+        n_first = weights[:, first]
+        n_second = weights[:, second]
+        return np.asarray(
+            ((n_first @ order) * n_second).sum(1) / (n_first.sum(1) * n_second.sum(1))
+        )
+
+
 def auroc(run: RippleRun, score: FLOATS, outcome: FLOATS, within: bool = False) -> Estimate | None:
-    """Return the AUROC of a score for an outcome of each edit; None for too few of either."""
-    failed = outcome <= 0
-    if min(failed.sum(), (~failed).sum()) < 10:
+    """Return the AUROC of a score of each edit, ``(n,)`` or ``(n, d)`` of d draws, for an outcome.
+
+    None for too few edits with or without it.
+    """
+    is_so = outcome > 0
+    if min(is_so.sum(), (~is_so).sum()) < MIN_PER_CLASS:
         return None
-    weights = drawn(run.group, N_RESAMPLES, np.random.default_rng(0))
-    found = areas(-score, failed, run.group, weights, within)
+    weights = drawn(run.group)
+    draws = score[:, None] if score.ndim == 1 else score
+    found = np.mean([areas(one, is_so, run.group, weights, within) for one in draws.T], axis=0)
     return None if np.isnan(found[0]) else interval(found)
 
 
@@ -348,28 +273,34 @@ def predictions(run: RippleRun, k: int) -> dict[str, FLOATS]:
     return of
 
 
-def along(run: RippleRun, ks: tuple[int, ...]) -> Iterator[Along]:
-    """Yield how well each predictor does at some of the kept steps."""
-    for k in ks:
-        s = run.steps.index(run.kept[k])
-        change, of_others = run.arrays["change"][k], run.arrays["others_change"][k]
-        own = run.shares["own"][s]
-        is_specific = own * (run.shares["leak"][s] < 0.5)
-        for key, weights in predictions(run, k).items():
-            score = margins(weights, run.arrays["reference"])
-            yield Along(
-                run.lm,
-                arrow(run.relation),
-                run.name,
-                run.kept[k],
-                PREDICTORS[key],
-                run.by_answer(row_r(weights, change)),
-                run.by_answer(row_r(weights, of_others)),
-                run.by_answer(row_r(weights, change - of_others)),
-                auroc(run, score, own),
-                auroc(run, score, own, within=True),
-                auroc(run, score, is_specific),
-            )
+def along(run: RippleRun, k: int) -> Iterator[Along]:
+    """Yield how well each predictor does at the k-th kept step."""
+    s = run.steps.index(run.kept[k])
+    change, of_others = run.arrays["change"][k], run.arrays["others_change"][k]
+    own = run.shares["own"][s]
+    is_specific = own * (run.shares["leak"][s] < 0.5)
+    about = run.lm, arrow(run.relation), run.name, run.kept[k]
+
+    def areas_of(score: FLOATS) -> tuple[Estimate | None, ...]:
+        return (
+            auroc(run, score, own),
+            auroc(run, score, own, within=True),
+            auroc(run, score, is_specific),
+        )
+
+    nearest = row_r(run.arrays["nearest"], of_others)
+    reference = run.arrays["reference"]
+    for key, weights in predictions(run, k).items():
+        r = [row_r(weights, x) for x in (change, of_others, change - of_others)]
+        lead = None if key == "nearest" else run.by_answer(nearest - r[1])
+        means = (*map(run.by_answer, r), lead)
+        yield Along(*about, PREDICTORS[key], *means, *areas_of(margins(weights, reference)))
+    if "gradsim" in run.arrays:
+        for key, name in NULLS.items():
+            parts = np.moveaxis(run.arrays[f"{key}_r"][:, :, k].astype(float), 1, 0)
+            means = (*map(run.by_answer, parts), run.by_answer(nearest - parts[1]))
+            yield Along(*about, name, *means, *areas_of(run.arrays[f"{key}_margin"]))
+        yield Along(*about, GRADSIM, None, None, None, None, *areas_of(run.arrays["gradsim"]))
 
 
 @dataclass(frozen=True)
@@ -477,7 +408,7 @@ def matched_difference(
 ) -> Estimate | None:
     """Return the difference of values between known and other chosen edits of the same strata."""
     known, stratum = run.in_context_right, strata(run)
-    weights = drawn(run.group, N_RESAMPLES, np.random.default_rng(0))
+    weights = drawn(run.group)
     total = np.zeros(len(weights))
     n_pairs = np.zeros(len(weights))
     for one in {*stratum[chosen]}:

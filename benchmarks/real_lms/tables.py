@@ -37,8 +37,9 @@ class PairScores:
     """Scores of a pair, beside those of random words, the vocabulary and an unrelated prompt.
 
     Those of whole LMs have layer ``all``. `plain` is of the plain map, all other numbers are of the
-    ridge that ``auto`` takes; `best` and `above_best` are of the strongest of the four baselines
-    that know the vocabulary alone.
+    ridge that ``auto`` takes. `best` and `above_best` are of the strongest of the baselines that
+    know the vocabulary alone, by answer; of probes before version 0.3, which lack the causal inner
+    product, over source answers.
     """
 
     lm: str = column("LM")
@@ -56,14 +57,24 @@ class PairScores:
     plain: float | None = column("right first: W, ridge 0", ".2f", None)
     right: float = scored("precision.influenced.1", "W, ridge auto")
     constant: float = scored("precision.baselines.constant.1", "best constant")
-    nearest_word: float = scored("precision.baselines.unembedding.1", "nearest word, cosine")
+    cosine: float = scored("precision.baselines.unembedding.1", "nearest word, cosine")
+    nearest_word: float = scored("precision.baselines.causal_inner_product.1", "nearest word")
     same_prompt: float = scored("precision.baselines.same_prompt.1", "same prompt")
     gaussian_states: float = scored("precision.baselines.gaussian_states.1", "Gaussian states")
-    best: str = scored("excess_over_unembedding.baseline", "best baseline", "")
-    above_best: Estimate = scored("excess_over_unembedding", "W above it")
+    best: str = scored(
+        "above_best_baseline.by_answer.baseline|excess_over_unembedding.baseline",
+        "best baseline",
+        "",
+    )
+    above_best: Estimate = scored(
+        "above_best_baseline.by_answer|excess_over_unembedding", "W above it"
+    )
     by_answer: float = scored("precision.macro.1", "by answer: W")
+    nearest_by_answer: float = scored(
+        "precision.baselines.causal_inner_product.macro_1", "nearest word, by answer"
+    )
     best_by_answer: float | None = column("best baseline, by answer", ".2f", None)
-    without_pet: float = scored("partial_label_mean", "r without pet")
+    partial: float = scored("partial_label_mean", "r given controls")
     paper: float | None = column("paper, Llama 3.2 3B", ".2f", None)
     unrelated: float = scored("control_label_mean", "unrelated prompt")
     q: float = scored("q", "q, unrelated prompt", ".1g")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 from pandas import Series
 
 from benchmarks.common import Estimate, mean_estimate
-from benchmarks.real_lms.tables import LMS, PairScores, pairs_of
+from benchmarks.real_lms.tables import PairScores
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.results.table import column
 
@@ -190,9 +190,9 @@ def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
     )
 
 
-def wordings(results: Path) -> Iterator[tuple[Wording, Exceeding]]:
-    """Yield both rows of each LM with a probe of controls."""
-    for lm in LMS:
-        rows = [row for row in pairs_of(lm, "probe", results) if row.above_source_words is not None]
+def wordings(pairs: Sequence[PairScores]) -> Iterator[tuple[Wording, Exceeding]]:
+    """Yield both rows of each LM whose pairs have controls."""
+    for lm, group in groupby(pairs, key=lambda row: row.lm):
+        rows = [row for row in group if row.above_source_words is not None]
         if any(is_control(end) for row in rows for end in row.pair.split("→")):
             yield wording_of(lm, rows), exceeding_of(lm, rows)

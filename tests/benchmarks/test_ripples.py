@@ -2,14 +2,22 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import pearsonr
+from sklearn.metrics import roc_auc_score
 
-from benchmarks.real_lms import edit_explanations, edit_recorder, ripple_tables, ripples
+from benchmarks.real_lms import (
+    edit_explanations,
+    edit_recorder,
+    ripple_runs,
+    ripple_tables,
+    ripples,
+)
 from benchmarks.real_lms.edit_recorder import EditRecorder, read_arrays, write_arrays
 from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.cli import main
@@ -47,16 +55,16 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.fixture
-def run(measured: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> ripple_tables.RippleRun:
+def run(measured: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> ripple_runs.RippleRun:
     one = ripples.Ripples("lora", "tiny-world", "city->country", 1, ())
-    monkeypatch.setattr(ripple_tables, "plan", lambda: [one])
-    found = ripple_tables.read_run(measured.folder, "tiny-world", "lora", "city->country")
+    monkeypatch.setattr(ripple_runs, "plan", lambda: [one])
+    found = ripple_runs.read_run(measured.folder, "tiny-world", "lora", "city->country")
     assert found is not None
     return found
 
 
 def test_shares_by_step_are_those_of_the_package(
-    run: ripple_tables.RippleRun, measured: SimpleNamespace
+    run: ripple_runs.RippleRun, measured: SimpleNamespace
 ) -> None:
     rows = {row["step"]: row for row in measured.results["by_step"]}
     found = {row.step: row for row in ripple_tables.ripples(run)}
@@ -73,16 +81,14 @@ def test_shares_by_step_are_those_of_the_package(
         )
 
 
-def _by_answer(run: ripple_tables.RippleRun, values: np.ndarray) -> list[list[float]]:
+def _by_answer(run: ripple_runs.RippleRun, values: np.ndarray) -> list[list[float]]:
     groups = defaultdict(list)
     for group, value in zip(run.group, values, strict=True):
         groups[group].append(value)
     return list(groups.values())
 
 
-def test_changes_are_those_of_the_lm(
-    run: ripple_tables.RippleRun, measured: SimpleNamespace
-) -> None:
+def test_changes_are_those_of_the_lm(run: ripple_runs.RippleRun, measured: SimpleNamespace) -> None:
     """After the last step, from the logits that the package's callback has read."""
     state = measured.callback.state
     ids, (after,) = state.readings_by_step()[3]
@@ -151,3 +157,36 @@ def test_every_run_parses() -> None:
             main([*run.options, "--print_config"])
         assert end.value.code in (0, None), run
     assert EditRecorder.study
+
+
+def test_auroc_is_that_of_scikit_learn() -> None:
+    """Over all edits, and within answers as the mean over them, weighted by their pairs."""
+    rng = np.random.default_rng(0)
+    group, chosen = rng.integers(6, size=80), rng.random(80) < 0.4
+    score = rng.integers(9, size=(80, 2))
+    edited = SimpleNamespace(group=group)
+    area, within = (
+        ripple_tables.auroc(edited, score, chosen, among)  # type: ignore[arg-type]
+        for among in (False, True)
+    )
+    assert area is not None and within is not None
+    draws = score.T
+    assert area.value == pytest.approx(np.mean([roc_auc_score(chosen, one) for one in draws]))
+    answers = [group == number for number in range(6)]
+    n_pairs = [chosen[own].sum() * (~chosen[own]).sum() for own in answers]
+    parts = [[roc_auc_score(chosen[own], one[own]) for own in answers] for one in draws]
+    expected = np.mean([np.average(part, weights=n_pairs) for part in parts])
+    assert within.value == pytest.approx(expected)
+    # A sample that has one answer twice and no other has its pairs alone.
+    alone = np.array([[2.0 * (number == 3) for number in range(6)]])
+    drawn = ripple_tables.areas(draws[0], chosen, group, alone)
+    assert drawn == pytest.approx(parts[0][3])
+
+
+def test_a_window_is_where_the_interval_is_above_zero(run: ripple_runs.RippleRun) -> None:
+    rows = list(ripple_tables.ripples(run))
+    rows = [replace(row, step="10") if row.step == "4" else row for row in rows]
+    found = ripple_tables.window(rows)
+    above = [row.step for row in rows if row.step.isdigit() and row.specific.low > 0]
+    assert found.steps == (", ".join(above) or "none")
+    assert found.specific == next(row for row in rows if row.step == ripple_runs.PEAK).specific
