@@ -398,7 +398,18 @@ def pivot(
     return common.markdown_frame(wide, index.replace("_", " "))
 
 
-def documented(tables: Mapping[str, Table]) -> dict[str, str]:
+def nearest_by_metric(draws: DataFrame) -> str:
+    """Return the nearest word's share over draws of cities as Markdown, by metric and LM."""
+    cities = draws[draws["relation"] == "city->country"]
+    shares = [
+        f"{common.Estimate(*one):.0%}"
+        for one in zip(cities["share"], cities["share_low"], cities["share_high"], strict=True)
+    ]
+    wide = cities.assign(cell=shares).pivot(index="metric", columns="lm", values="cell")
+    return common.markdown_frame(wide[[*LMS]], "nearest word")
+
+
+def documented(numbers: Numbers, tables: Mapping[str, Table]) -> dict[str, str]:
     """Return what documents show of the tables, by their markers."""
     pairs = tables["pairs"]
     pairs = replace(pairs, frame=pairs.frame.replace({"best": BASELINES}))
@@ -467,6 +478,7 @@ def documented(tables: Mapping[str, Table]) -> dict[str, str]:
         ),
         "real_perturbations": tables["perturbations"].markdown(),
         "real_ablation": tables["ablations"].markdown(),
+        "ablation_nearest": nearest_by_metric(numbers.nearest_words),
     }
 
 
@@ -521,7 +533,7 @@ def main() -> None:
     tables = numbers.tables()
     for table in tables.values():
         common.write_table(table, REAL_LMS / "tables")
-    common.place_tables(documented(tables))
+    common.place_tables(documented(numbers, tables))
     findings_figure(numbers).savefig(REAL_LMS / "findings.png")
     drawn = plots.to_png(ripple_tables.figure(numbers.ripples))
     (REAL_LMS / "ripples.png").write_bytes(drawn)
