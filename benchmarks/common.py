@@ -12,6 +12,7 @@ a CSV file has all of them.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -140,10 +141,13 @@ def cost_of(command: Sequence[str], errors: Path | None = None, **options: Any) 
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file, the whole of it or nothing."""
+    """Write a file, the whole of it or nothing; compressed if its name ends in ``.gz``."""
+    content = text.encode()
+    if str(path).endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
     part = Path(path).with_name(f".{Path(path).name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(text, encoding="utf-8")
+    part.write_bytes(content)
     part.replace(path)
 
 
@@ -154,7 +158,8 @@ def write_numbers(path: str | Path, content: Any) -> None:
 
 def read_numbers(path: Path) -> Any:
     """Return the content of a file of numbers, or of a run's results."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    content = path.read_bytes()
+    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
 def _short(value: Any) -> Any:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from benchmarks.common import lms_in, read_numbers
 from benchmarks.real_lms.edit_recorder import read_arrays, write_arrays
 from benchmarks.real_lms.nearest_words import turned
-from benchmarks.real_lms.ripples import plan
+from benchmarks.real_lms.ripples import PLAN, plan
 from benchmarks.real_lms.run import REAL_LMS
 from lincorr_lightning.finetune.batches import answer_losses, edit_batch
 from lincorr_lightning.finetune.edits import Edit
@@ -204,7 +204,7 @@ def main(folder: str, lms: tuple[str, ...] = (), output: str = str(REAL_LMS)) ->
             explained = explained_by(file)
             is_chosen = run.lm == path.name and (not lms or run.lm in lms)
             is_due = is_chosen and file.exists() and not explained.exists()
-            if is_due and run.name in ("lora", "larger", "landmarks"):
+            if is_due and run.name in PLAN["explained"]:
                 lm = lm or LanguageModel(LMConfig(str(path), dtype="float32")).load()
                 write_arrays(explained, explain(lm, file))
                 print(explained.stem, flush=True)

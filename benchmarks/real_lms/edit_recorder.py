@@ -38,8 +38,10 @@ NOBODY = ("The weather today is", "My favorite book is about")
 """Prompts without a person: an edit that puts its target there has changed everything."""
 CONTROLS = ("color", "pet")
 N_PARAPHRASES = 2
+CHANGES = ("change", "others_change", "predicted")
+"""Arrays of target logits after steps, which are most of a file."""
 UNITS = {
-    **dict.fromkeys(("change", "others_change", "predicted"), 1 / 8),
+    **dict.fromkeys(CHANGES, 1 / 8),
     **dict.fromkeys(("before", "in_context", "prior", "context_of_other"), 1 / 16),
     **dict.fromkeys(("nearest", "cosine"), 1 / 256),
     **dict.fromkeys(("W", "W0"), 1 / 512),

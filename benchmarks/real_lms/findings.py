@@ -69,7 +69,10 @@ class Numbers:
 
     def tables(self) -> dict[str, Table]:
         """Return the tables by name; those of data frames have scripts of their own."""
-        tables = {name: Table.of(name, getattr(self, name), kind) for name, kind in RECORDS.items()}
+        rows_of = {name: getattr(self, name) for name in RECORDS}
+        # Of the many others, the files of the runs have the numbers.
+        rows_of["pairs"] = [row for row in self.pairs if row.is_known]
+        tables = {name: Table.of(name, rows, RECORDS[name]) for name, rows in rows_of.items()}
         rows = [list(row) for row in findings_of(self)]
         return tables | {"findings": Table.of("findings", rows, ["", "beside", *LMS])}
 

@@ -42,6 +42,12 @@ class Run(NamedTuple):
     keep: tuple[str, ...]  #: Keys of results.json.
     figures: tuple[str, ...] = ()
     table: str | None = None
+    is_packed: bool = False
+
+    @property
+    def file(self) -> str:
+        """Name of the file of its numbers."""
+        return f"{self.name}.json.gz" if self.is_packed else f"{self.name}.json"
 
 
 def pair_name(scores: Mapping[str, Any]) -> str:
@@ -72,6 +78,7 @@ def plan(n_parameters: int, texts: str | None) -> Iterator[Run]:
                 tuple(run["keep"]),
                 tuple(run.get("figures", ())),
                 run.get("table"),
+                run.get("packed", False),
             )
 
 
@@ -115,7 +122,7 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
                 copyfile(source, folder / f"{run.name}_{figure}.png")
             if run.table:
                 copyfile(results.parent / "tables" / f"{run.table}.csv", folder / f"{run.name}.csv")
-    write_numbers(folder / f"{run.name}.json", content)
+    write_numbers(folder / run.file, content)
 
 
 def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,7 +169,7 @@ def main(
     for n_parameters, lm in sorted((n_parameters_of(lm), lm) for lm in lms_in(folder)):
         for run in plan(n_parameters, texts):
             chosen = not only or run.name.startswith(only)
-            if chosen and not (Path(output) / lm.name / f"{run.name}.json").exists():
+            if chosen and not (Path(output) / lm.name / run.file).exists():
                 print(f"{lm.name}: {run.name}", flush=True)
                 execute(run, lm, Path(output) / lm.name)
 

@@ -20,8 +20,8 @@ SIGNIFICANT = 0.05
 
 def load(lm: str, run: str, results: Path) -> dict[str, Any]:
     """Return the results of a run; an empty mapping if it failed or was not made."""
-    file = results / lm / f"{run}.json"
-    content: dict[str, Any] = read_numbers(file) if file.exists() else {}
+    files = sorted((results / lm).glob(f"{run}.json*"))  # one of them, which may be compressed
+    content: dict[str, Any] = read_numbers(files[0]) if files else {}
     return content.get("results", {})
 
 
@@ -97,14 +97,15 @@ def pairs_of(lm: str, run: str, results: Path) -> Iterator[PairScores]:
     paths = {pair_name(entry): entry["path"] for entry in found.get("ridge_path", ())}
     for pair in (*found.get("logit_lens", ()), *found.get("pairs", ())):
         name = pair_name(pair)
-        baselines = (pair["precision"] or {}).get("baselines", {}).values()
+        precision = pair.get("precision")  # of pairs with a reference
+        baselines = (precision or {}).get("baselines", {}).values()
         yield record(
             PairScores,
             pair,
             lm=lm,
             pair=arrow(name),
             layer=str(pair.get("layer", "all")),
-            is_known=pair["precision"] is not None,
+            is_known=precision is not None,
             plain=paths[name][0]["influenced"]["1"] if name in paths else None,
             best_by_answer=max((scores["macro_1"] for scores in baselines), default=None),
             paper=of_paper("label_mean", name),
