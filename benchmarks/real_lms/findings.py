@@ -394,7 +394,7 @@ def pivot(
 ) -> str:
     """Return a cell of each row of a table as Markdown, by two of its columns."""
     chosen = table.frame.query(rows)
-    cells = chosen.assign(cell=[cell(row) for row in chosen.itertuples()])
+    cells = chosen.assign(cell=[cell(row).replace("-", "−") for row in chosen.itertuples()])
     wide = cells.pivot(index=index, columns=columns, values="cell")
     order = [[*dict.fromkeys(chosen[name])] for name in (index, columns)]
     wide = wide.loc[order[0], order[1]].fillna("–")
@@ -492,7 +492,7 @@ def at_step(frame: DataFrame) -> Any:
 
 def r_of(estimate: common.Estimate | None) -> str:
     """Return the value of an estimate with two digits."""
-    return "–" if estimate is None else f"{estimate.value:.2f}".replace("-", "−")
+    return "–" if estimate is None else f"{estimate.value:.2f}"
 
 
 def findings_figure(numbers: Numbers) -> Any:
