@@ -1,6 +1,6 @@
 """What may explain the changes by edits, from the LM before them: the gradient, contexts, nulls.
 
-    python -m benchmarks.real_lms.edit_explanations FOLDER [--lms "[smollm2-135m]"]
+    python -m benchmarks.real_lms.edit_explanations FOLDER
 
 FOLDER holds a folder for each LM. Beside each file of ``ripples.py`` it leaves one that ends in
 ``_explained.npz``; of ``n`` edits, ``t`` target labels, ``k`` kept steps and ``d`` draws it has
@@ -189,12 +189,12 @@ def explained_by(file: Path) -> Path:
     return file.with_name(f"{file.stem}_explained.npz")
 
 
-def main(folder: str, lms: tuple[str, ...] = (), output: str = str(REAL_LMS)) -> None:
+def main(folder: str, relations: tuple[str, ...] = (), output: str = str(REAL_LMS)) -> None:
     """Explain the edits of all runs that are not explained, but controls.
 
     Args:
         folder: Folder that holds a folder for each LM.
-        lms: Names of LMs; empty takes all of the folder.
+        relations: Relations; empty takes all.
         output: Folder of the results.
     """
     for path in lms_in(folder):
@@ -202,7 +202,7 @@ def main(folder: str, lms: tuple[str, ...] = (), output: str = str(REAL_LMS)) ->
         for run in plan():
             file = Path(output) / run.path
             explained = explained_by(file)
-            is_chosen = run.lm == path.name and (not lms or run.lm in lms)
+            is_chosen = run.lm == path.name and (not relations or run.relation in relations)
             is_due = is_chosen and file.exists() and not explained.exists()
             if is_due and run.name in PLAN["explained"]:
                 lm = lm or LanguageModel(LMConfig(str(path), dtype="float32")).load()
