@@ -33,7 +33,15 @@ from benchmarks.real_lms.ripple_tables import (
     Window,
 )
 from benchmarks.real_lms.run import REAL_LMS, RELATIONS
-from benchmarks.real_lms.tables import LMS, Ablation, PairScores, ablations, pairs_of
+from benchmarks.real_lms.tables import (
+    LMS,
+    Ablation,
+    PairScores,
+    Paraphrases,
+    ablations,
+    pairs_of,
+    paraphrases,
+)
 from benchmarks.real_lms.wording import Exceeding, Wording, wordings
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.table import Table
@@ -51,6 +59,7 @@ class Numbers:
     pairs: list[PairScores]
     layers: list[PairScores]
     paper_pairs: list[PairScores]
+    paraphrases: list[Paraphrases]
     edits: list[Outcomes]
     ablations: list[Ablation]
     ripples: list[Ripple]
@@ -82,6 +91,7 @@ RECORDS: dict[str, type] = {
     "layers": PairScores,
     "paper_pairs": PairScores,
     "edits": Outcomes,
+    "paraphrases": Paraphrases,
     "ablations": Ablation,
     "ripples": Ripple,
     "windows": Window,
@@ -120,6 +130,7 @@ def read_all(results: Path) -> Numbers:
     of_wording = list(wordings(probes["pairs"]))
     return Numbers(
         **probes,
+        paraphrases=list(paraphrases(results)),
         edits=[outcomes_of(run) for run in read_edits(results)],
         ablations=list(ablations(results)),
         ripples=[row for rows in by_step for row in rows],
@@ -470,6 +481,11 @@ def documented(numbers: Numbers, tables: Mapping[str, Table]) -> dict[str, str]:
             pairs,
             "lm pair r source_words target_words above_source_words above_target_words unrelated",
             f"pair in ['{CITY}', 'X+1→X+2']",
+        ),
+        "real_paraphrases": common.shown(
+            tables["paraphrases"],
+            "",
+            f"pair in ['{CITY}', 'country→continent', 'ceo→company', 'city→color']",
         ),
         "real_wording": tables["wording"].markdown(),
         "real_exceeding": tables["exceeding"].markdown(),

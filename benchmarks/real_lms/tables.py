@@ -113,6 +113,26 @@ def pairs_of(lm: str, run: str, results: Path) -> Iterator[PairScores]:
 
 
 @dataclass(frozen=True)
+class Paraphrases:
+    """Scores of a pair over its wordings: means, and the lowest and highest of a wording."""
+
+    lm: str = column("LM")
+    pair: str = column()
+    wordings: int = scored("templates.n", "wordings", "d")
+    r: Estimate = scored("templates.label_mean", "r")
+    above_words: Estimate = scored("templates.excess_over_random", "above random words")
+    right: Estimate = scored("templates.influenced_1", "right first")
+    above_best: Estimate = scored("templates.above_best_baseline", "above its best baseline")
+
+
+def paraphrases(results: Path) -> Iterator[Paraphrases]:
+    """Yield the scores of all pairs of all LMs that have several wordings."""
+    for lm in LMS:
+        for pair in load(lm, "paraphrases", results).get("pairs", ()):
+            yield record(Paraphrases, pair, lm=lm, pair=arrow(pair_name(pair)))
+
+
+@dataclass(frozen=True)
 class Ablation:
     """Share of new sources whose target a network composes, means over seeds in percent."""
 
