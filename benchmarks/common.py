@@ -82,6 +82,14 @@ def record(kind: type[T], values: Mapping[str, Any], **known: Any) -> T:
     return kind(**known, **{name: number_at(values, path) for name, path in paths.items()})
 
 
+def picked(rows: Iterable[Mapping[str, Any]], columns: str) -> DataFrame:
+    """Return entries of mappings as columns, with spaces between; ``new=old`` renames one."""
+    from pandas import DataFrame
+
+    names = [column.rpartition("=")[::2] for column in columns.split()]
+    return DataFrame([{new or key: row[key] for new, key in names} for row in rows])
+
+
 def half_interval(values: Any) -> float:
     """Return half of the 95 % interval (Student's t) of a series' mean; NaN of a single number."""
     from scipy import stats  # not at the top: processes that measure others are to be small
