@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import common
 from benchmarks.docs_tables import costs, generalization
-from benchmarks.speed import commands, forecast, gpu, growth, reading, stacked_edits
+from benchmarks.speed import commands, forecast, gpu, random_lms, reading, stacked_edits
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.table import Table
 
@@ -50,20 +50,17 @@ def test_reading(tmp_path: Path, small_lm: str, shape: str) -> None:
     assert all(row["differs"] < (0.1 if shape else 1e-4) and row["r"] > 0.999 for row in rows)
 
 
-def run_here(command: list[str], *_: Any, **__: Any) -> common.Cost:
-    """Run a command of the program in this process."""
-    main(command[command.index("lincorr_lightning") + 1 :])
-    return common.Cost(1.0, 1.0, 2048)
-
-
-@pytest.mark.slow
-def test_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, str]) -> None:
-    sizes = [("1,000", (growth.TWO, "--data.n_subjects=60"))]
-    monkeypatch.setattr(growth, "sweep", lambda *_: iter(sizes))
-    monkeypatch.setattr(common, "cost_of", run_here)
-    growth.main(only=("subjects",))
-    (row,) = rows_of(tmp_path, "growth")
-    assert row["seconds"] == 1 and "growth" in placed
+def test_what_growth_is_measured_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe runs on the made-up knowledge and on an LM with random weights."""
+    monkeypatch.setattr(random_lms, "LABELS", (20,))
+    monkeypatch.setattr(random_lms, "SHAPES", {"15M": (64, 1)})
+    random_lms.main(tmp_path)
+    plan = commands.GROUPS["labels"]
+    own = f" --model.lm.name_or_path={tmp_path / '15M'} --model.random_labels=0"
+    text = f"{plan['prefix']} {plan['commands']['20']} {own} --data.n_subjects=60"
+    _, _, _, *words = commands.words_of(text, shared=str(tmp_path), runs=str(tmp_path))
+    results = common.read_numbers(Path(main(words).trainer.log_dir) / "results.json")
+    assert {pair["n_labels"] for pair in results["pairs"]} == {20}
 
 
 def test_forecast(tmp_path: Path, placed: dict[str, str]) -> None:
@@ -78,7 +75,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[
     monkeypatch.setitem(commands.GROUPS, "startup", short)
     commands.main(only=("startup",))
     assert [row["command"] for row in rows_of(tmp_path, "commands")] == ["version", "python"]
-    assert set(placed) == {"startup", "studies", "second runs"}
+    assert set(placed) == {"startup", "studies", "second runs", "growth"}
 
 
 @pytest.mark.slow
