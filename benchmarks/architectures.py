@@ -27,7 +27,6 @@ import transformers as hf
 import yaml
 from jsonargparse import auto_cli
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -39,6 +38,7 @@ from benchmarks.common import (
     read_numbers,
     write_numbers,
 )
+from benchmarks.speed.stacked_edits import train
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import LincorrError
 from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -123,6 +123,7 @@ PROMPTS = [
     for rest in ("lives in the city of", "lives in the country of", "and his favorite color is")
 ]
 TOKENS = torch.arange(20, 2400, 61)
+N_STEPS, LEARNING_RATE = 3, 0.01  # of adapters
 EXACT = 1e-4  #: Largest error that is right, relative to the spread of logits between prompts.
 
 
@@ -137,15 +138,6 @@ def logits_alone(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     """Return the logits of `TOKENS` after each row of tokens: a forward pass for each."""
     parts = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1] for row in rows]
     return torch.stack(parts)[:, TOKENS].double()
-
-
-def train(logits_of: Callable[[], Tensor], parameters: list[Tensor], answers: Tensor) -> None:
-    """Take three AdamW steps on one answer of each row of logits."""
-    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        cross_entropy(logits_of(), answers, reduction="sum").backward()
-        optimizer.step()
 
 
 class Checks:
@@ -247,13 +239,9 @@ class Checks:
         stack = StackedLoRA(lm.model, 2, AdapterSettings(rank=4, alpha=8.0))
         alone = [self._trained_alone(stack, i, prompts[i], answers[i]) for i in range(2)]
         ids, mask = lm.pad(prompts)
-
-        def together() -> Tensor:
-            with stack.rows([0, 1]):
-                logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            return logits[torch.arange(2), mask.sum(1) - 1]
-
-        train(together, [*stack.parameters()], answers)
+        rows = {"input_ids": ids, "attention_mask": mask}
+        with stack.rows([0, 1]):
+            train(lm.model, [*stack.parameters()], rows, answers, N_STEPS, LEARNING_RATE)
         errors = []
         for i in range(2):
             read = lm.logits_of_rows(
@@ -286,7 +274,8 @@ class Checks:
 
             model.get_submodule(name).register_forward_hook(add)
         ids = torch.tensor([row])
-        train(lambda: model(input_ids=ids, use_cache=False).logits[:, -1], factors, answer[None])
+        rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        train(model, factors, rows, answer[None], N_STEPS, LEARNING_RATE)
         return logits_alone(model, self.rows)
 
     def joint(self) -> float:

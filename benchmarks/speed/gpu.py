@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from jsonargparse import auto_cli
@@ -80,34 +81,27 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def difference(run: Path, reference: Path, keys: Sequence[str]) -> tuple[float, float]:
-    """Return how far a run's numbers are from another's: at most, and in the mean.
-
-    Raises:
-        ValueError: They are not the same numbers.
-    """
-    found = []
-    for folder in (run, reference):
-        results = common.read_numbers(next(folder.rglob("results.json")))
-        found.append([*numbers_in([results[key] for key in keys])])
-    if len(found[0]) != len(found[1]):
-        raise ValueError(f"{run} and {reference} do not have the same numbers")
-    apart = [abs(a - b) for a, b in zip(*found, strict=True)]
-    return max(apart), sum(apart) / len(apart)
+    """Return how far a run's numbers are from another's: at most, and in the mean."""
+    files = [next(folder.rglob("results.json")) for folder in (run, reference)]
+    results = [common.read_numbers(file) for file in files]
+    own, other = (np.array([*numbers_in([found[key] for key in keys])]) for found in results)
+    apart = np.abs(own - other)
+    return apart.max(), apart.mean()
 
 
-def parts(lm: str, seconds: float, only: tuple[str, ...]) -> Iterator[Part]:
-    """Measure the parts whose names begin with one of some texts, and yield their rows."""
+def parts(lm: str, seconds: float) -> Iterator[Part]:
+    """Measure the parts, and yield their rows."""
     end = time.perf_counter() + seconds
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     with tempfile.TemporaryDirectory() as folder:
         values = {"lm": lm, "folder": folder}
         for name, text in PLAN["scripts"].items():
-            if name.startswith(only):
-                words = [word.format(**values) for word in shlex.split(text)]
-                took, error = run(words, end - time.perf_counter())
-                yield Part(name, "one GPU", Path(lm).name, device, took, None, None, error)
+            words = [word.format(**values) for word in shlex.split(text)]
+            took, error = run(words, end - time.perf_counter())
+            yield Part(name, "one GPU", Path(lm).name, device, took, None, None, error)
         for name, study in PLAN["studies"].items():
-            for strategy in study["strategies"] if name.startswith(only) else ():
+            about = Path(lm).name if "{lm}" in study["command"] else "tiny-world"
+            for strategy in study["strategies"]:
                 text = f"{study['command']} {PLAN['strategies'][strategy]}"
                 runs = Path(folder) / re.sub(r"\W+", "_", f"{name} {strategy}")
                 words = [word.format(**values) for word in shlex.split(text)]
@@ -118,19 +112,17 @@ def parts(lm: str, seconds: float, only: tuple[str, ...]) -> Iterator[Part]:
                     continue
                 is_known = error is None and reference is not None
                 apart = difference(runs, reference, study["numbers"]) if is_known else (None, None)
-                about = Path(lm).name if "{lm}" in text else "tiny-world"
                 yield Part(name, strategy, about, device, took, *apart, error)
 
 
-def main(lm: str = "tiny-world", seconds: float = 570.0, only: tuple[str, ...] = ("",)) -> None:
+def main(lm: str = "tiny-world", seconds: float = 570.0) -> None:
     """Measure all parts.
 
     Args:
         lm: The LM of the probe and of the edits.
         seconds: Time for all parts together.
-        only: Beginnings of the names of the parts that are measured; others stay as they are.
     """
-    table = Table.of("gpu", parts(lm, seconds, only), Part)
+    table = Table.of("gpu", parts(lm, seconds), Part)
     print(table.markdown())
     table = common.add_rows(table, ("part", "strategy", "lm"), common.RESULTS / "speed")
     columns = "part strategy lm seconds largest mean"

@@ -11,7 +11,6 @@ to ``benchmarks/results/speed/stacked_edits.csv`` and into docs/benchmarks.md.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import RESULTS, add_rows, place_tables, shown
+from benchmarks.speed.reading import timed
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
@@ -30,7 +30,6 @@ from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm import sample_subjects
 from lincorr_lightning.results.table import Table, column
 
-LEARNING_RATE = 1e-3
 RANK = 8
 N_ALONE = 16  # edits of which the time of one is measured
 
@@ -59,9 +58,10 @@ def train(
     rows: dict[str, Tensor],
     answers: Tensor,
     steps: int,
+    learning_rate: float = 1e-3,
 ) -> Tensor:
     """Take some AdamW steps on each row's answer, and return the logits afterwards."""
-    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate)
     for _ in range(steps):
         optimizer.zero_grad()
         F.cross_entropy(last_logits(model, rows), answers, reduction="sum").backward()
@@ -72,14 +72,8 @@ def train(
 
 def least_time(work: Callable[[], Tensor], repeats: int, device: str) -> tuple[Tensor, float]:
     """Return what `work` returns, and its seconds: the least of some repeats after a first one."""
-    seconds = []
-    for _ in range(1 + repeats):
-        start = time.perf_counter()
-        result = work()
-        if device != "cpu":
-            torch.accelerator.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return result, min(seconds[1:])
+    results, seconds = zip(*(timed(work, device) for _ in range(1 + repeats)), strict=True)
+    return results[-1], min(seconds[1:])
 
 
 def main(

@@ -44,7 +44,7 @@ def test_reading(tmp_path: Path, small_lm: str, shape: str) -> None:
     """All ways give the same logits of the labels, and as many prompts as they were given."""
     lm: dict[str, Any] = {"shape": shape, "dtype": "bfloat16"} if shape else {"lm": small_lm}
     knowledge = ("city", "country")
-    reading.main(**lm, knowledge=knowledge, n_subjects=40, n_published=6, threads=1)
+    reading.main(**lm, knowledge=knowledge, n_subjects=40, n_published=6)
     rows = rows_of(tmp_path, "reading")
     assert [row["prompts"] for row in rows] == [12, 80, 80, 80]
     assert all(row["differs"] < (0.1 if shape else 1e-4) and row["r"] > 0.999 for row in rows)
