@@ -11,9 +11,7 @@ so that a run that was interrupted goes on; docs/architectures.md gets the table
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 import multiprocessing
 import os
 import tempfile
@@ -26,6 +24,7 @@ import torch
 import transformers as hf
 import yaml
 from jsonargparse import auto_cli
+from pandas import DataFrame
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -33,6 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from benchmarks.common import (
     QUIET,
     RESULTS,
+    markdown_frame,
     markdown_table,
     place_tables,
     read_numbers,
@@ -188,20 +188,16 @@ class Checks:
 
     def run(self, config: str, *options: str) -> Any:
         """Run `lincorr fit` on the LM with few edits or subjects, and return its Trainer."""
-        log = io.StringIO()
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            return lincorr(
-                [
-                    "fit",
-                    f"--config=configs/{config}.yaml",
-                    f"--model.lm.name_or_path={self.folder}",
-                    f"--model.lm.tokenizer={self.folder / 'tokenizer'}",
-                    f"--trainer.default_root_dir={self.folder / 'runs'}",
-                    "--trainer.logger=false",
-                    QUIET,
-                    *options,
-                ]
-            ).trainer
+        command = [
+            "fit",
+            f"--config=configs/{config}.yaml",
+            f"--model.lm.name_or_path={self.folder}",
+            f"--model.lm.tokenizer={self.folder / 'tokenizer'}",
+            f"--trainer.default_root_dir={self.folder / 'runs'}",
+            "--trainer.logger=false",
+            QUIET,
+        ]
+        return lincorr([*command, *options]).trainer
 
     def probe(self) -> None:
         """Fit W of two kinds of knowledge."""
@@ -355,27 +351,18 @@ def _line(error: BaseException) -> str:
 
 def _in_process(model_type: str) -> dict[str, str]:
     """Examine a type in a process of its own, with a limit of time."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.Process(target=_work, args=(model_type, sender))
-    process.start()
-    sender.close()
-    try:
-        if receiver.poll(SECONDS):
-            return receiver.recv()
-        return {"built": "ok", "loads": f"TRACEBACK: it took more than {SECONDS} s"}
-    except EOFError:
-        process.join()
-        return {"built": "ok", "loads": f"TRACEBACK: its process ended with {process.exitcode}"}
-    finally:
-        process.kill()
+    with multiprocessing.Pool(1, _be_quiet) as pool:
+        try:
+            return pool.apply_async(examine, (model_type,)).get(SECONDS)
+        except multiprocessing.TimeoutError:
+            return {"built": "ok", "loads": f"TRACEBACK: no end, or a crash, in {SECONDS} s"}
 
 
-def _work(model_type: str, sender: Any) -> None:
+def _be_quiet() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)
-    sender.send(examine(model_type))
 
 
 _STATE_SPACE = ("mamba", "ssm", "state_size", "linear_", "conv_L", "lru_", "time_step", "rescale")
@@ -401,13 +388,15 @@ def family_of(model_type: str) -> str:
 def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
     """Return the tables of docs/architectures.md, by their markers."""
     built = {name: outcomes for name, outcomes in results.items() if outcomes["built"] == "ok"}
-    families: dict[str, list[str]] = {}
-    for name in built:
-        families.setdefault(family_of(name), []).append(name)
-    rows = []
-    for family, members in [*sorted(families.items()), ("all", list(built))]:
-        n_right = [sum(_is_right(built[name], check) for name in members) for check in CHECKS]
-        rows.append([family, len(members), *n_right])
+    right = DataFrame(
+        {
+            text: [outcomes.get(check, "").startswith("ok") for outcomes in built.values()]
+            for check, text in CHECKS.items()
+        }
+    )
+    right.insert(0, "types", True)
+    counts = right.groupby([family_of(name) for name in built]).sum()
+    counts.loc["all"] = right.sum()
     exceptions = []
     for name, outcomes in built.items():
         for outcome in dict.fromkeys(outcomes.values()):
@@ -417,14 +406,10 @@ def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
                 exceptions.append([name, what, outcome.partition(". ")[0]])
     not_tried = [name for name in results if name not in built]
     return {
-        "architectures": markdown_table(["family", "types", *CHECKS.values()], rows),
+        "architectures": markdown_frame(counts, "family"),
         "architectures_exceptions": markdown_table(["type", "what", "outcome"], exceptions),
         "architectures_not_tried": ", ".join(f"`{name}`" for name in not_tried),
     }
-
-
-def _is_right(outcomes: dict[str, str], check: str) -> bool:
-    return outcomes.get(check, "").startswith("ok")
 
 
 def main(model_types: tuple[str, ...] = (), processes: int = 2) -> None:
