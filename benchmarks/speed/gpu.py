@@ -10,10 +10,8 @@ is a row that says so.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import numpy as np
@@ -51,22 +50,14 @@ class Part:
 def run(words: Sequence[str], seconds: float) -> tuple[float, str | None]:
     """Run ``python -m`` with some words, and return its seconds, and its error if it fails."""
     start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=common.ROOT,
-        start_new_session=True,
-    )
+    # It ends the ranks that the process launched, too, and itself.
+    limit = ["timeout", "--signal=KILL", f"{max(seconds, 0.01)}"]
+    command = [*limit, sys.executable, "-m", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=common.ROOT)
     error = None
-    try:
-        _, errors = process.communicate(timeout=max(seconds, 0))
-        if process.returncode:
-            error = (errors.strip().splitlines() or ["no message"])[-1]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the ranks that it launched, too
-        process.communicate()
+    if done.returncode:
+        error = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if done.returncode == -SIGKILL:
         error = f"not finished after {seconds:.0f} s"
     return time.perf_counter() - start, error
 
