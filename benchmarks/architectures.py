@@ -186,36 +186,21 @@ class Checks:
         logits = lm.logits_of_groups(self.rows, TOKENS, range(len(self.rows)))
         return error_of(logits, logits_alone(rounded.eval(), self.rows))
 
-    def run(self, config: str, *options: str) -> Any:
+    def run(self, options: str) -> Any:
         """Run `lincorr fit` on the LM with few edits or subjects, and return its Trainer."""
-        command = [
-            "fit",
-            f"--config=configs/{config}.yaml",
-            f"--model.lm.name_or_path={self.folder}",
-            f"--model.lm.tokenizer={self.folder / 'tokenizer'}",
-            f"--trainer.default_root_dir={self.folder / 'runs'}",
-            "--trainer.logger=false",
-            QUIET,
-        ]
-        return lincorr([*command, *options]).trainer
+        lm = f"--model.lm.name_or_path={self.folder} --model.lm.tokenizer={self.folder}/tokenizer"
+        log = f"--trainer.default_root_dir={self.folder}/runs --trainer.logger=false {QUIET}"
+        return lincorr(f"fit --config=configs/{options} {lm} {log}".split()).trainer
 
     def probe(self) -> None:
         """Fit W of two kinds of knowledge."""
-        self.run(
-            "linear_probe",
-            "--model.knowledge=[city,country]",
-            "--model.require_reference=[]",
-            "--data.n_subjects=40",
-        )
+        kinds = "--model.knowledge=[city,country] --model.require_reference=[]"
+        self.run(f"linear_probe.yaml {kinds} --data.n_subjects=40")
 
-    def _edit(self, *options: str) -> Any:
+    def _edit(self, options: str) -> Any:
+        few = "--data.n_edits=2 --model.steps_per_edit=2 --model.adapter.rank=4"
         return self.run(
-            "source_finetune",
-            "--data.n_edits=2",
-            "--trainer.callbacks=[Generalization]",
-            "--model.steps_per_edit=2",
-            "--model.adapter.rank=4",
-            *options,
+            f"source_finetune.yaml --trainer.callbacks=[Generalization] {few} {options}"
         )
 
     def full(self) -> float:
@@ -238,14 +223,12 @@ class Checks:
         rows = {"input_ids": ids, "attention_mask": mask}
         with stack.rows([0, 1]):
             train(lm.model, [*stack.parameters()], rows, answers, N_STEPS, LEARNING_RATE)
-        errors = []
-        for i in range(2):
-            read = lm.logits_of_rows(
-                self.rows, TOKENS, lambda chosen, i=i: stack.rows([i] * len(chosen))
-            )
-            errors.append(error_of(read, alone[i]))
         assert min(error_of(one, self.expected) for one in alone) > EXACT, "nothing was trained"
-        return max(errors)
+
+        def read(i: int) -> Tensor:
+            return lm.logits_of_rows(self.rows, TOKENS, lambda rows: stack.rows([i] * len(rows)))
+
+        return max(error_of(read(i), alone[i]) for i in range(2))
 
     def _precise(self) -> Any:
         """Return the LM in float64: AdamW takes the sign of gradients that are mere rounding."""
@@ -276,17 +259,12 @@ class Checks:
 
     def joint(self) -> float:
         """Train one adapter on both edits, save the LM and read it again."""
-        trainer = self._edit(
-            "--model.method=lora",
-            "--model.protocol=joint",
-            "--model.save_model=true",
-            "--model.learning_rate=0.01",
-        )
+        options = "--model.protocol=joint --model.save_model=true --model.learning_rate=0.01"
+        trainer = self._edit(f"--model.method=lora {options}")
         trained = trainer.lightning_module.lm.logits_of_rows(self.rows, TOKENS)
         saved = next(self.folder.glob("runs/**/model"))
         again = hf.AutoModelForCausalLM.from_pretrained(saved, dtype="float32").eval()
-        if error_of(trained, self.expected) < EXACT:
-            raise AssertionError("the training changed no logits")
+        assert error_of(trained, self.expected) >= EXACT, "the training changed no logits"
         return error_of(logits_alone(again, self.rows), trained)
 
 
