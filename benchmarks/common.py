@@ -157,20 +157,16 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_numbers(path: str | Path, content: Any) -> None:
     """Write numbers, with four significant digits, within lists and mappings as JSON."""
-    write_text(path, json.dumps(_short(content)) + "\n")
+
+    def short(number: str) -> float:
+        return float(f"{float(number):.4g}")
+
+    write_text(path, json.dumps(json.loads(json.dumps(content), parse_float=short)) + "\n")
 
 
 def read_numbers(path: Path) -> Any:
     """Return the content of a file of numbers, or of a run's results."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _short(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_short(entry) for entry in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def write_csv(path: str | Path, table: DataFrame) -> None:
@@ -243,16 +239,6 @@ def shown(table: Table, columns: str = "", rows: str = "") -> str:
 def arrow(pair: str) -> str:
     """Return the name of a pair as tables have it."""
     return pair.replace("->", "→")
-
-
-def two(value: float | None) -> str:
-    """Return a number with two digits."""
-    return "" if value is None else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share in percent; nothing for None and NaN."""
-    return "" if value is None or np.isnan(value) else f"{value:.0%}"
 
 
 def lms_in(folder: str | Path) -> list[Path]:

@@ -157,7 +157,7 @@ def readings_table(rows: pd.DataFrame) -> str:
     pairs = (shown["reference"] + " / " + shown["permuted"]).unstack("train")[[*TRAINED]]
     pairs = pairs.add_prefix("trained: ")
     nearest = rows[rows["mapping"] == "reference"].groupby(keys, sort=False)["nearest"].mean()
-    pairs["nearest country"] = nearest.map(common.percent)
+    pairs["nearest country"] = nearest.map("{:.0%}".format)
     return common.markdown_frame(pairs, "vocabulary", "width", "network")
 
 

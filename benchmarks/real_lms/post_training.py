@@ -191,7 +191,7 @@ def tables(by_training: pd.DataFrame) -> dict[str, str]:
     rows = by_training[by_training["steps"] == last]
     rows = rows.assign(column=rows["lm"] + ", " + rows["text"])
     options = {"index": "pair", "columns": "column", "sort": False}
-    r = rows.pivot_table(["after", "refitted"], **options).map(common.two)
+    r = rows.pivot_table(["after", "refitted"], **options).map("{:.2f}".format)
     leads = rows.pivot_table("over_random_words", aggfunc=common.mean_interval, **options)
     leads += " (" + r["after"] + " of " + r["refitted"] + ")"
     over_w0 = rows.pivot_table("over_w0", aggfunc=common.mean_interval, **options)
