@@ -29,15 +29,7 @@ from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.common import (
-    QUIET,
-    RESULTS,
-    markdown_frame,
-    markdown_table,
-    place_tables,
-    read_numbers,
-    write_numbers,
-)
+from benchmarks import common
 from benchmarks.speed.stacked_edits import train
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import LincorrError
@@ -45,7 +37,7 @@ from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 
-PATH = RESULTS / "architectures.json"
+PATH = common.RESULTS / "architectures.json"
 SECONDS = 600  # of a type
 _SETTINGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _SIZES = {name: size for size, names in _SETTINGS["sizes"].items() for name in names}
@@ -189,7 +181,7 @@ class Checks:
     def run(self, options: str) -> Any:
         """Run `lincorr fit` on the LM with few edits or subjects, and return its Trainer."""
         lm = f"--model.lm.name_or_path={self.folder} --model.lm.tokenizer={self.folder}/tokenizer"
-        log = f"--trainer.default_root_dir={self.folder}/runs --trainer.logger=false {QUIET}"
+        log = f"--trainer.default_root_dir={self.folder}/runs --trainer.logger=false {common.QUIET}"
         return lincorr(f"fit --config=configs/{options} {lm} {log}".split()).trainer
 
     def probe(self) -> None:
@@ -384,8 +376,8 @@ def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
                 exceptions.append([name, what, outcome.partition(". ")[0]])
     not_tried = [name for name in results if name not in built]
     return {
-        "architectures": markdown_frame(counts, "family"),
-        "architectures_exceptions": markdown_table(["type", "what", "outcome"], exceptions),
+        "architectures": common.markdown_frame(counts, "family"),
+        "architectures_exceptions": common.markdown_table(["type", "what", "outcome"], exceptions),
         "architectures_not_tried": ", ".join(f"`{name}`" for name in not_tried),
     }
 
@@ -397,17 +389,17 @@ def main(model_types: tuple[str, ...] = (), processes: int = 2) -> None:
         model_types: Types to examine anew; none takes all that have no result.
         processes: Number of types at a time.
     """
-    content = read_numbers(PATH) if PATH.exists() else {}
+    content = common.read_numbers(PATH) if PATH.exists() else {}
     results = content["types"] if content.get("transformers") == hf.__version__ else {}
     todo = list(model_types) or [name for name in types() if name not in results]
     with ThreadPoolExecutor(processes) as threads:
         for name, outcomes in zip(todo, threads.map(_in_process, todo), strict=True):
             results[name] = outcomes
             ordered = dict(sorted(results.items()))
-            write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
+            common.write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
             bad = [f"{c}: {o}" for c, o in outcomes.items() if o.startswith(("WRONG", "TRACE"))]
             print(name, *(bad or ["ok"]), sep="\n  ", flush=True)
-    place_tables(tables(dict(sorted(results.items()))))
+    common.place_tables(tables(dict(sorted(results.items()))))
 
 
 if __name__ == "__main__":

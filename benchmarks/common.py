@@ -188,18 +188,22 @@ def write_table(table: Table, folder: Path) -> None:
     write_csv(folder / f"{table.name}.csv", DataFrame(cells))
 
 
-def add_rows(table: Table, keys: Sequence[str], folder: Path) -> Table:
-    """Put rows into the file of a table, in place of those with the same keys; return all rows."""
+def add_rows(table: Table, *keys: str) -> Table:
+    """Print a table of speed, and put its rows into its file; return all rows of the file.
+
+    They take the place of rows with the same keys.
+    """
     from pandas import concat
 
-    path = folder / f"{table.name}.csv"
+    print(table.markdown())
+    path = RESULTS / "speed" / f"{table.name}.csv"
     frame = table.frame
     if path.exists():
         known = read_csv(path)
         again = known.set_index([*keys]).index.isin(frame.set_index([*keys]).index)
         frame = concat([known[~again], frame], ignore_index=True)
     everything = replace(table, frame=frame)
-    write_table(everything, folder)
+    write_table(everything, path.parent)
     return everything
 
 

@@ -82,8 +82,7 @@ def main(only: tuple[str, ...] = tuple(GROUPS), lm: str = "tiny-world") -> None:
     """
     rows = [row for group in only for row in measure(group, lm)]
     table = Table.of("commands", rows)
-    print(table.markdown())
-    table = common.add_rows(table, ("group", "command", "lm"), common.RESULTS / "speed")
+    table = common.add_rows(table, "group", "command", "lm")
     times = "command processor wall peak"
     growing = "('subjects', 'labels', 'kinds', 'LM', 'real LM')"
     ends = "command in ['1,000', '10,000', '20', '2', '67', '15M', '1.5B', 'ten kinds']"

@@ -94,8 +94,7 @@ def main(lms: tuple[str, ...] = ("tiny-world", "llama-3-8b")) -> None:
             for lm in lms
         ]
         table = Table.of("forecast", pool.map(forecast, paths), ForecastCost)
-    print(table.markdown())
-    table = common.add_rows(table, ("lm",), common.RESULTS / "speed")
+    table = common.add_rows(table, "lm")
     common.place_tables({"forecast": common.shown(table)})
 
 

@@ -114,8 +114,7 @@ def main(lm: str = "tiny-world", seconds: float = 570.0) -> None:
         seconds: Time for all parts together.
     """
     table = Table.of("gpu", parts(lm, seconds), Part)
-    print(table.markdown())
-    table = common.add_rows(table, ("part", "strategy", "lm"), common.RESULTS / "speed")
+    table = common.add_rows(table, "part", "strategy", "lm")
     columns = "part strategy lm seconds largest mean"
     text = common.shown(table, columns, "strategy in ['one GPU', 'fsdp', 'states read']")
     common.place_tables({"gpu": text})

@@ -27,7 +27,7 @@ import yaml
 from jsonargparse import auto_cli
 from torch import Tensor
 
-from benchmarks.common import RESULTS, add_rows, place_tables, shown
+from benchmarks import common
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm import sample_subjects, usable_strings
@@ -175,10 +175,9 @@ def main(
         faster = rate / rates[PUBLISHED]
         speeds.append(Speed(*about, name, read[name], rate, faster, differs, r))
     table = Table.of("reading", speeds)
-    print(table.markdown())
-    table = add_rows(table, ("lm", "dtype", "device", "kinds", "way"), RESULTS / "speed")
+    table = common.add_rows(table, "lm", "dtype", "device", "kinds", "way")
     columns = "lm dtype device way rate faster differs"
-    place_tables({"reading": shown(table, columns, "prompts.notna()")})
+    common.place_tables({"reading": common.shown(table, columns, "prompts.notna()")})
 
 
 if __name__ == "__main__":

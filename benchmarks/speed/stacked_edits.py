@@ -15,18 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import peft
 import torch
 from jsonargparse import auto_cli
-from peft import (
-    LoraConfig,
-    get_peft_model,
-    get_peft_model_state_dict,
-    set_peft_model_state_dict,
-)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import RESULTS, add_rows, place_tables, shown
+from benchmarks import common
 from benchmarks.speed.reading import timed
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -122,22 +117,25 @@ def main(
 
     by_size = {n: stacked(n) for n in side_by_side}
     targets = [*target_layers(model, None)]
-    tuned = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets))
+    tuned = peft.get_peft_model(
+        model, peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets)
+    )
     parameters = [p for p in tuned.eval().parameters() if p.requires_grad]
-    fresh = copy.deepcopy(get_peft_model_state_dict(tuned))
+    fresh = copy.deepcopy(peft.get_peft_model_state_dict(tuned))
 
     def one_by_one() -> None:
         for edit in groups_of(1):
-            set_peft_model_state_dict(tuned, fresh)
+            peft.set_peft_model_state_dict(tuned, fresh)
             train(tuned, parameters, rows_of(edit), answers[edit], steps)
 
     alone = seconds(one_by_one, 1)
     about = Path(lm).name, device if device == "cpu" else torch.cuda.get_device_name()
     rows = [Speed(*about, n, each, alone / each) for n, each in {0: alone, **by_size}.items()]
     table = Table.of("stacked_edits", rows)
-    print(table.markdown())
-    table = add_rows(table, ("lm", "device", "side_by_side"), RESULTS / "speed")
-    place_tables({"stacked edits": shown(table, "lm device side_by_side seconds faster")})
+    table = common.add_rows(table, "lm", "device", "side_by_side")
+    common.place_tables(
+        {"stacked edits": common.shown(table, "lm device side_by_side seconds faster")}
+    )
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ PROBE = (
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Results go to a folder, and the documents' tables here."""
     tables: dict[str, str] = {}
-    for module in (common, generalization, reading, stacked_edits):
-        monkeypatch.setattr(module, "RESULTS", tmp_path, raising=False)
-        monkeypatch.setattr(module, "place_tables", tables.update)
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "place_tables", tables.update)
     return tables
 
 
@@ -112,8 +111,8 @@ def test_generalization(tmp_path: Path, placed: dict[str, str]) -> None:
 
 def test_rows_replace_those_with_the_same_keys(tmp_path: Path) -> None:
     for rows in ([("a", 1.0), ("b", 2.0)], [("b", 3.0)]):
-        common.add_rows(Table.of("t", rows, ["name", "r"]), ("name",), tmp_path)
-    assert (tmp_path / "t.csv").read_text() == "name,r\na,1\nb,3\n"
+        common.add_rows(Table.of("t", rows, ["name", "r"]), "name")
+    assert (tmp_path / "speed" / "t.csv").read_text() == "name,r\na,1\nb,3\n"
     assert f"{common.Estimate(0.5, 0.25, 0.75):.2f}" == "0.50 (0.25 to 0.75)"
 
 
