@@ -7,7 +7,7 @@ trains all weights on medical abstracts and on questions with answers from the p
 scores of old maps, ``post_training_means.csv`` their means; the tables and the figure of
 docs/resilience.md follow from them. FOLDER keeps the trained LMs. Trainings after the first shuffle
 the texts that are not held out. All pairs of the probe's kinds of knowledge and of the paper's
-similes (figures 8, 9, 19, 21, 24) are scored after the first one, and go to
+similes (figures 8, 9, 19, 21, 24) are scored after one training, and go to
 ``resilience_pairs.csv`` and, in groups, to ``resilience_groups.csv``.
 """
 
@@ -272,7 +272,7 @@ def main(
         lm: Folder of the LM; none trains nothing.
         folder: Folder that keeps the trained LMs.
         steps: Optimizer steps after which maps are scored, all pairs after the last ones.
-        trainings: Number of trainings on each kind of texts; all pairs are of the first one.
+        trainings: Number of trainings on each kind of texts; all pairs are of one.
         output: CSV file of the scores, beside which are those of all pairs.
     """
     pairs_file = output.with_name(PAIRS_FILE.name)
@@ -295,9 +295,10 @@ def main(
                 rows = pd.DataFrame(about | known | row for row in rows)
                 scores = pd.concat([scores, rows])
             common.write_csv(output, scores)
-        about |= {"steps": max(steps), "training": path.name}
-        if kind != "nothing" and not training and not common.has_row(pairs, **about):
-            pairs = pd.concat([pairs, score_all(lm, path / str(max(steps))).assign(**about)])
+        of_pairs = {"lm": lm.name, "text": kind, "steps": max(steps)}
+        if kind != "nothing" and not common.has_row(pairs, **of_pairs):
+            rows = score_all(lm, path / str(max(steps))).assign(**of_pairs, training=path.name)
+            pairs = pd.concat([pairs, rows])
             common.write_csv(pairs_file, pairs)
     by_training, table = means(scores)
     found = groups(pairs)
