@@ -269,12 +269,10 @@ def documents() -> list[Path]:
     """Return README.md and the pages, in the order in which they are read."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
-    lines = [line for tree in trees for line in tree.splitlines()]
-    names = [ROOT / "docs" / line for line in lines if line and not line.startswith(":")]
-    pages = [name.with_suffix(".md") for name in names]
-    notebooks = [name.with_suffix(".ipynb") for name in names]
-    found = [page if page.exists() else other for page, other in zip(pages, notebooks, strict=True)]
-    return [ROOT / "README.md", *found]
+    lines = [line for tree in trees for line in tree.split("\n") if line and line[0] != ":"]
+    names = [ROOT / "docs" / line for line in lines]
+    pages = [name.with_suffix(suffix) for name in names for suffix in (".md", ".ipynb")]
+    return [ROOT / "README.md", *filter(Path.exists, pages)]
 
 
 def all_text() -> str:
