@@ -11,9 +11,7 @@ so that a run that was interrupted goes on; docs/architectures.md gets the table
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 import multiprocessing
 import os
 import tempfile
@@ -26,26 +24,20 @@ import torch
 import transformers as hf
 import yaml
 from jsonargparse import auto_cli
+from pandas import DataFrame
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.common import (
-    QUIET,
-    RESULTS,
-    markdown_table,
-    place_tables,
-    read_numbers,
-    write_numbers,
-)
+from benchmarks import common
+from benchmarks.speed.stacked_edits import train
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import LincorrError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 
-PATH = RESULTS / "architectures.json"
+PATH = common.RESULTS / "architectures.json"
 SECONDS = 600  # of a type
 _SETTINGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _SIZES = {name: size for size, names in _SETTINGS["sizes"].items() for name in names}
@@ -123,6 +115,7 @@ PROMPTS = [
     for rest in ("lives in the city of", "lives in the country of", "and his favorite color is")
 ]
 TOKENS = torch.arange(20, 2400, 61)
+N_STEPS, LEARNING_RATE = 3, 0.01  # of adapters
 EXACT = 1e-4  #: Largest error that is right, relative to the spread of logits between prompts.
 
 
@@ -137,15 +130,6 @@ def logits_alone(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     """Return the logits of `TOKENS` after each row of tokens: a forward pass for each."""
     parts = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1] for row in rows]
     return torch.stack(parts)[:, TOKENS].double()
-
-
-def train(logits_of: Callable[[], Tensor], parameters: list[Tensor], answers: Tensor) -> None:
-    """Take three AdamW steps on one answer of each row of logits."""
-    optimizer = torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        cross_entropy(logits_of(), answers, reduction="sum").backward()
-        optimizer.step()
 
 
 class Checks:
@@ -194,40 +178,21 @@ class Checks:
         logits = lm.logits_of_groups(self.rows, TOKENS, range(len(self.rows)))
         return error_of(logits, logits_alone(rounded.eval(), self.rows))
 
-    def run(self, config: str, *options: str) -> Any:
+    def run(self, options: str) -> Any:
         """Run `lincorr fit` on the LM with few edits or subjects, and return its Trainer."""
-        log = io.StringIO()
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            return lincorr(
-                [
-                    "fit",
-                    f"--config=configs/{config}.yaml",
-                    f"--model.lm.name_or_path={self.folder}",
-                    f"--model.lm.tokenizer={self.folder / 'tokenizer'}",
-                    f"--trainer.default_root_dir={self.folder / 'runs'}",
-                    "--trainer.logger=false",
-                    QUIET,
-                    *options,
-                ]
-            ).trainer
+        lm = f"--model.lm.name_or_path={self.folder} --model.lm.tokenizer={self.folder}/tokenizer"
+        log = f"--trainer.default_root_dir={self.folder}/runs --trainer.logger=false {common.QUIET}"
+        return lincorr(f"fit --config=configs/{options} {lm} {log}".split()).trainer
 
     def probe(self) -> None:
         """Fit W of two kinds of knowledge."""
-        self.run(
-            "linear_probe",
-            "--model.knowledge=[city,country]",
-            "--model.require_reference=[]",
-            "--data.n_subjects=40",
-        )
+        kinds = "--model.knowledge=[city,country] --model.require_reference=[]"
+        self.run(f"linear_probe.yaml {kinds} --data.n_subjects=40")
 
-    def _edit(self, *options: str) -> Any:
+    def _edit(self, options: str) -> Any:
+        few = "--data.n_edits=2 --model.steps_per_edit=2 --model.adapter.rank=4"
         return self.run(
-            "source_finetune",
-            "--data.n_edits=2",
-            "--trainer.callbacks=[Generalization]",
-            "--model.steps_per_edit=2",
-            "--model.adapter.rank=4",
-            *options,
+            f"source_finetune.yaml --trainer.callbacks=[Generalization] {few} {options}"
         )
 
     def full(self) -> float:
@@ -247,21 +212,15 @@ class Checks:
         stack = StackedLoRA(lm.model, 2, AdapterSettings(rank=4, alpha=8.0))
         alone = [self._trained_alone(stack, i, prompts[i], answers[i]) for i in range(2)]
         ids, mask = lm.pad(prompts)
-
-        def together() -> Tensor:
-            with stack.rows([0, 1]):
-                logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            return logits[torch.arange(2), mask.sum(1) - 1]
-
-        train(together, [*stack.parameters()], answers)
-        errors = []
-        for i in range(2):
-            read = lm.logits_of_rows(
-                self.rows, TOKENS, lambda chosen, i=i: stack.rows([i] * len(chosen))
-            )
-            errors.append(error_of(read, alone[i]))
+        rows = {"input_ids": ids, "attention_mask": mask}
+        with stack.rows([0, 1]):
+            train(lm.model, [*stack.parameters()], rows, answers, N_STEPS, LEARNING_RATE)
         assert min(error_of(one, self.expected) for one in alone) > EXACT, "nothing was trained"
-        return max(errors)
+
+        def read(i: int) -> Tensor:
+            return lm.logits_of_rows(self.rows, TOKENS, lambda rows: stack.rows([i] * len(rows)))
+
+        return max(error_of(read(i), alone[i]) for i in range(2))
 
     def _precise(self) -> Any:
         """Return the LM in float64: AdamW takes the sign of gradients that are mere rounding."""
@@ -286,22 +245,18 @@ class Checks:
 
             model.get_submodule(name).register_forward_hook(add)
         ids = torch.tensor([row])
-        train(lambda: model(input_ids=ids, use_cache=False).logits[:, -1], factors, answer[None])
+        rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        train(model, factors, rows, answer[None], N_STEPS, LEARNING_RATE)
         return logits_alone(model, self.rows)
 
     def joint(self) -> float:
         """Train one adapter on both edits, save the LM and read it again."""
-        trainer = self._edit(
-            "--model.method=lora",
-            "--model.protocol=joint",
-            "--model.save_model=true",
-            "--model.learning_rate=0.01",
-        )
+        options = "--model.protocol=joint --model.save_model=true --model.learning_rate=0.01"
+        trainer = self._edit(f"--model.method=lora {options}")
         trained = trainer.lightning_module.lm.logits_of_rows(self.rows, TOKENS)
         saved = next(self.folder.glob("runs/**/model"))
         again = hf.AutoModelForCausalLM.from_pretrained(saved, dtype="float32").eval()
-        if error_of(trained, self.expected) < EXACT:
-            raise AssertionError("the training changed no logits")
+        assert error_of(trained, self.expected) >= EXACT, "the training changed no logits"
         return error_of(logits_alone(again, self.rows), trained)
 
 
@@ -366,27 +321,18 @@ def _line(error: BaseException) -> str:
 
 def _in_process(model_type: str) -> dict[str, str]:
     """Examine a type in a process of its own, with a limit of time."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.Process(target=_work, args=(model_type, sender))
-    process.start()
-    sender.close()
-    try:
-        if receiver.poll(SECONDS):
-            return receiver.recv()
-        return {"built": "ok", "loads": f"TRACEBACK: it took more than {SECONDS} s"}
-    except EOFError:
-        process.join()
-        return {"built": "ok", "loads": f"TRACEBACK: its process ended with {process.exitcode}"}
-    finally:
-        process.kill()
+    with multiprocessing.Pool(1, _be_quiet) as pool:
+        try:
+            return pool.apply_async(examine, (model_type,)).get(SECONDS)
+        except multiprocessing.TimeoutError:
+            return {"built": "ok", "loads": f"TRACEBACK: no end, or a crash, in {SECONDS} s"}
 
 
-def _work(model_type: str, sender: Any) -> None:
+def _be_quiet() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     torch.set_num_threads(1)
-    sender.send(examine(model_type))
 
 
 _STATE_SPACE = ("mamba", "ssm", "state_size", "linear_", "conv_L", "lru_", "time_step", "rescale")
@@ -412,13 +358,15 @@ def family_of(model_type: str) -> str:
 def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
     """Return the tables of docs/architectures.md, by their markers."""
     built = {name: outcomes for name, outcomes in results.items() if outcomes["built"] == "ok"}
-    families: dict[str, list[str]] = {}
-    for name in built:
-        families.setdefault(family_of(name), []).append(name)
-    rows = []
-    for family, members in [*sorted(families.items()), ("all", list(built))]:
-        n_right = [sum(_is_right(built[name], check) for name in members) for check in CHECKS]
-        rows.append([family, len(members), *n_right])
+    right = DataFrame(
+        {
+            text: [outcomes.get(check, "").startswith("ok") for outcomes in built.values()]
+            for check, text in CHECKS.items()
+        }
+    )
+    right.insert(0, "types", True)
+    counts = right.groupby([family_of(name) for name in built]).sum()
+    counts.loc["all"] = right.sum()
     exceptions = []
     for name, outcomes in built.items():
         for outcome in dict.fromkeys(outcomes.values()):
@@ -428,14 +376,10 @@ def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
                 exceptions.append([name, what, outcome.partition(". ")[0]])
     not_tried = [name for name in results if name not in built]
     return {
-        "architectures": markdown_table(["family", "types", *CHECKS.values()], rows),
-        "architectures_exceptions": markdown_table(["type", "what", "outcome"], exceptions),
+        "architectures": common.markdown_frame(counts, "family"),
+        "architectures_exceptions": common.markdown_table(["type", "what", "outcome"], exceptions),
         "architectures_not_tried": ", ".join(f"`{name}`" for name in not_tried),
     }
-
-
-def _is_right(outcomes: dict[str, str], check: str) -> bool:
-    return outcomes.get(check, "").startswith("ok")
 
 
 def main(model_types: tuple[str, ...] = (), processes: int = 2) -> None:
@@ -445,17 +389,17 @@ def main(model_types: tuple[str, ...] = (), processes: int = 2) -> None:
         model_types: Types to examine anew; none takes all that have no result.
         processes: Number of types at a time.
     """
-    content = read_numbers(PATH) if PATH.exists() else {}
+    content = common.read_numbers(PATH) if PATH.exists() else {}
     results = content["types"] if content.get("transformers") == hf.__version__ else {}
     todo = list(model_types) or [name for name in types() if name not in results]
     with ThreadPoolExecutor(processes) as threads:
         for name, outcomes in zip(todo, threads.map(_in_process, todo), strict=True):
             results[name] = outcomes
             ordered = dict(sorted(results.items()))
-            write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
+            common.write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
             bad = [f"{c}: {o}" for c, o in outcomes.items() if o.startswith(("WRONG", "TRACE"))]
             print(name, *(bad or ["ok"]), sep="\n  ", flush=True)
-    place_tables(tables(dict(sorted(results.items()))))
+    common.place_tables(tables(dict(sorted(results.items()))))
 
 
 if __name__ == "__main__":

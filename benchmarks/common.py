@@ -83,6 +83,14 @@ def record(kind: type[T], values: Mapping[str, Any], **known: Any) -> T:
     return kind(**known, **{name: number_at(values, path) for name, path in paths.items()})
 
 
+def picked(rows: Iterable[Mapping[str, Any]], columns: str) -> DataFrame:
+    """Return entries of mappings as columns, with spaces between; ``new=old`` renames one."""
+    from pandas import DataFrame
+
+    names = [column.rpartition("=")[::2] for column in columns.split()]
+    return DataFrame([{new or key: row[key] for new, key in names} for row in rows])
+
+
 def half_interval(values: Any) -> float:
     """Return half of the 95 % interval (Student's t) of a series' mean; NaN of a single number."""
     from scipy import stats  # not at the top: processes that measure others are to be small
@@ -153,21 +161,17 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_numbers(path: str | Path, content: Any) -> None:
     """Write numbers, with four significant digits, within lists and mappings as JSON."""
-    write_text(path, json.dumps(_short(content)) + "\n")
+
+    def short(number: str) -> float:
+        return float(f"{float(number):.4g}")
+
+    write_text(path, json.dumps(json.loads(json.dumps(content), parse_float=short)) + "\n")
 
 
 def read_numbers(path: Path) -> Any:
     """Return the content of a file of numbers, or of a run's results."""
     content = path.read_bytes()
     return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
-
-
-def _short(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _short(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_short(entry) for entry in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def write_csv(path: str | Path, table: DataFrame) -> None:
@@ -189,18 +193,22 @@ def write_table(table: Table, folder: Path) -> None:
     write_csv(folder / f"{table.name}.csv", DataFrame(cells))
 
 
-def add_rows(table: Table, keys: Sequence[str], folder: Path) -> Table:
-    """Put rows into the file of a table, in place of those with the same keys; return all rows."""
+def add_rows(table: Table, *keys: str) -> Table:
+    """Print a table of speed, and put its rows into its file; return all rows of the file.
+
+    They take the place of rows with the same keys.
+    """
     from pandas import concat
 
-    path = folder / f"{table.name}.csv"
+    print(table.markdown())
+    path = RESULTS / "speed" / f"{table.name}.csv"
     frame = table.frame
     if path.exists():
         known = read_csv(path)
         again = known.set_index([*keys]).index.isin(frame.set_index([*keys]).index)
         frame = concat([known[~again], frame], ignore_index=True)
     everything = replace(table, frame=frame)
-    write_table(everything, folder)
+    write_table(everything, path.parent)
     return everything
 
 
@@ -242,16 +250,6 @@ def arrow(pair: str) -> str:
     return pair.replace("->", "→")
 
 
-def two(value: float | None) -> str:
-    """Return a number with two digits."""
-    return "" if value is None else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    """Return a share in percent; nothing for None and NaN."""
-    return "" if value is None or np.isnan(value) else f"{value:.0%}"
-
-
 def lms_in(folder: str | Path) -> list[Path]:
     """Return the folders of LMs in a folder, but those within the folder of another LM.
 
@@ -276,12 +274,10 @@ def documents() -> list[Path]:
     """Return README.md and the pages, in the order in which they are read."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     trees = re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
-    lines = [line for tree in trees for line in tree.splitlines()]
-    names = [ROOT / "docs" / line for line in lines if line and not line.startswith(":")]
-    pages = [name.with_suffix(".md") for name in names]
-    notebooks = [name.with_suffix(".ipynb") for name in names]
-    found = [page if page.exists() else other for page, other in zip(pages, notebooks, strict=True)]
-    return [ROOT / "README.md", *found]
+    lines = [line for tree in trees for line in tree.split("\n") if line and line[0] != ":"]
+    names = [ROOT / "docs" / line for line in lines]
+    pages = [name.with_suffix(suffix) for name in names for suffix in (".md", ".ipynb")]
+    return [ROOT / "README.md", *filter(Path.exists, pages)]
 
 
 def all_text() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -28,6 +28,24 @@ EDIT_BYTES = 16  # of a parameter of an adapter: it, its gradient, two moments o
 GIB = 2**30
 
 
+def measured(file: str, **row: Any) -> Any:
+    """Return the row of a file of benchmarks/results/speed with some values."""
+    rows = read_csv(RESULTS / "speed" / f"{file}.csv", thousands=",")
+    for name, value in row.items():
+        rows = rows[rows[name] == value]
+    return rows.iloc[0]
+
+
+def config(name: str) -> dict[str, Any]:
+    """Return the options of the model, the data and the callbacks of a packaged config, as one."""
+    content = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
+    parts = [content["model"], content["data"], *content["trainer"].get("callbacks", [])]
+    return {key: x for part in reversed(parts) for key, x in part.get("init_args", {}).items()}
+
+
+LORA = config("source_finetune_lora")
+
+
 @dataclass(frozen=True)
 class Machine:
     """What reads an LM: prompts per second in batches, and seconds that a training step adds."""
@@ -41,9 +59,8 @@ class Machine:
 
     def rate(self, way: str) -> float:
         """Return the prompts per second that were measured for a way to read."""
-        rows = read_csv(RESULTS / "speed" / "reading.csv", thousands=",")
-        rows = rows[(rows.lm == self.lm) & (rows.device == self.device) & (rows.kinds == 4)]
-        return float(rows.set_index("way").rate[f"ours, {way}"])
+        about = {"lm": self.lm, "device": self.device, "kinds": 4, "way": f"ours, {way}"}
+        return float(measured("reading", **about).rate)
 
 
 @dataclass(frozen=True)
@@ -54,16 +71,15 @@ class Work:
     prompts: int  #: Read by a frozen LM.
     start: float  #: Seconds of everything that is not the LM's, as on the tiny world.
     loads: int = 1
-    edit_steps: int = 0  #: Optimizer steps of edits, each counted.
-    batches: list[int] = field(default_factory=list)  #: Edits of runs, trained side by side.
+    batches: tuple[int, ...] = ()  #: Edits of runs, trained side by side.
     gpus: tuple[int, ...] = (1, 8)
 
     def seconds(self, machine: Machine, gpus: int = 1) -> float:
         """Return how long it takes; GPUs share prompts and edits, and nothing else."""
+        at_once, steps = LORA["edits_per_step"] * gpus, LORA["steps_per_edit"]
         reading = self.prompts / machine.rate("shared prefixes")
-        training = FORWARDS_PER_STEP * self.edit_steps / machine.rate("prompts one by one")
-        lora = config("source_finetune_lora")["model"]
-        at_once, steps = lora["edits_per_step"] * gpus, lora["steps_per_edit"]
+        edit_steps = sum(self.batches) * steps
+        training = FORWARDS_PER_STEP * edit_steps / machine.rate("prompts one by one")
         turns = sum(steps * math.ceil(n / at_once) for n in self.batches)
         loading = self.loads * machine.bytes / machine.load
         calls = turns * machine.layers * machine.step
@@ -83,51 +99,30 @@ class Cost:
     hours: float = column("GPU-hours", ".2f")
 
 
-def config(name: str) -> dict[str, dict[str, Any]]:
-    """Return the options of the model and of the data of a packaged config, and its callbacks."""
-    text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
-    options = {key: content[key].get("init_args", {}) for key in ("model", "data")}
-    callbacks = content["trainer"].get("callbacks", [])
-    return options | {"measures": next((one["init_args"] for one in callbacks), {})}
-
-
-def measured(file: str, **row: Any) -> Any:
-    """Return the row of a file of benchmarks/results/speed with some values."""
-    rows = read_csv(RESULTS / "speed" / f"{file}.csv", thousands=",")
-    for name, value in row.items():
-        rows = rows[rows[name] == value]
-    return rows.iloc[0]
-
-
 def probe(start: float) -> Work:
     """Return the work of the main job: each prompt and the unrelated one, of each subject."""
     options = config("linear_probe")
-    kinds = len(options["model"]["knowledge"]) + 1
-    return Work("probe, ten kinds", options["data"]["n_subjects"] * kinds, start)
+    kinds = len(options["knowledge"]) + 1
+    return Work("probe, ten kinds", options["n_subjects"] * kinds, start)
 
 
 def edits(start: float) -> Work:
     """Return the work of LoRA edits: maps of three callbacks, and readings of each edit."""
-    options = config("source_finetune_lora")
-    steps, measures = options["model"]["steps_per_edit"], options["measures"]
     maps = 3 * 2 * 2000  # the callbacks' n_subjects
-    gradients = 3 * (steps + 1)  # source, target and color
-    outcomes = len(measures["edit_steps"]) * (3 + measures["n_others"])
+    gradients = 3 * (LORA["steps_per_edit"] + 1)  # source, target and color
+    outcomes = len(LORA["edit_steps"]) * (3 + LORA["n_others"])
     prompts = maps + N_EDITS * (gradients + outcomes)
-    return Work(
-        f"{N_EDITS} LoRA edits", prompts, start, edit_steps=N_EDITS * steps, batches=[N_EDITS]
-    )
+    return Work(f"{N_EDITS} LoRA edits", prompts, start, batches=(N_EDITS,))
 
 
 def edited(start: float, loads: int, study: str) -> Work:
     """Return the work of an edited LM: each edit in all wordings, and other people, in two LMs."""
-    model = config("edited_lm")["model"]
+    options = config("edited_lm")
     catalogue = Catalogue.load()
     wordings = sum(1 + len(catalogue[name].paraphrases) for name in ("city", "country"))
-    of_lm = N_EDITS * (wordings + 1) + 2 * model["n_others"]
-    of_edited = of_lm if loads == 2 else N_EDITS * (wordings + 1 + 2 * model["n_others"])
-    prompts = of_lm + of_edited + 2 * model["n_subjects"]
+    of_lm = N_EDITS * (wordings + 1) + 2 * options["n_others"]
+    of_edited = of_lm if loads == 2 else N_EDITS * (wordings + 1 + 2 * options["n_others"])
+    prompts = of_lm + of_edited + 2 * options["n_subjects"]
     return Work(study, prompts, start, loads, gpus=(1,))
 
 
@@ -141,22 +136,17 @@ def paper() -> Work:
     kinds = [families.count(family) + 1 for family in probes] + [3]  # and beginnings of words
     runs = len({*groups["GRADIENTS"], *groups["EDITS"]}) + 2  # and two that tables need alone
     n_edits = sizes["edits"]["options"]["data.n_edits"]
-    measures = config("source_finetune_lora")["measures"]
-    of_edit = 3 * 2 + 2 * (3 + measures["n_others"])  # at its first step, and at its end
+    of_edit = 3 * 2 + 2 * (3 + LORA["n_others"])  # at its first step, and at its end
     prompts = sum(kinds) * sizes["probe"]["options"]["data.n_subjects"] + runs * n_edits * of_edit
-    steps = config("source_finetune_lora")["model"]["steps_per_edit"]
     start = measured("commands", command="lincorr reproduce --size quick").wall
-    loads = len(kinds) + runs
-    batches = [n_edits] * runs
-    return Work("the paper, quick", prompts, start, loads, sum(batches) * steps, batches)
+    return Work("the paper, quick", prompts, start, len(kinds) + runs, (n_edits,) * runs)
 
 
 def adapter_bytes(width: int = 4096, values: int = 1024, mlp: int = 14336) -> float:
     """Return what the adapters take that are trained side by side, of Llama-3 8B's 32 layers."""
-    options = config("source_finetune_lora")["model"]
     shapes = [(width, width)] * 2 + [(width, values)] * 2 + [(width, mlp)] * 3
-    n = 32 * options["adapter"]["rank"] * sum(sum(shape) for shape in shapes)
-    return float(EDIT_BYTES * options["edits_per_step"] * n)
+    n = 32 * LORA["adapter"]["rank"] * sum(sum(shape) for shape in shapes)
+    return float(EDIT_BYTES * LORA["edits_per_step"] * n)
 
 
 def costs(machine: Machine) -> Iterable[Cost]:
@@ -178,7 +168,7 @@ def costs(machine: Machine) -> Iterable[Cost]:
     for work in works:
         for gpus in work.gpus:
             seconds = work.seconds(machine, gpus)
-            memory = machine.bytes + passes + (adapter_bytes() if work.edit_steps else 0)
+            memory = machine.bytes + passes + (adapter_bytes() if work.batches else 0)
             about = work.study, work.prompts, work.loads, gpus, memory / GIB
             yield Cost(*about, seconds / 60, gpus * seconds / 3600)
 

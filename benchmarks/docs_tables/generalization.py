@@ -22,16 +22,7 @@ from itertools import product
 
 from jsonargparse import auto_cli
 
-from benchmarks.common import (
-    RESULTS,
-    arrow,
-    place_tables,
-    record,
-    results_of,
-    scored,
-    shown,
-    write_table,
-)
+from benchmarks import common
 from lincorr_lightning.results.table import Table, column
 
 RELATIONS = (
@@ -49,15 +40,15 @@ class Outcomes:
 
     relation: str = column()
     seed: int = column(format="d")
-    learned: float = scored("source_learned", "", ".0%")
-    generalized: float = scored("generalized", "", ".0%")
-    nearest_word: float = scored("nearest.right", "", ".0%")
-    auroc: float = scored("forecast.causal_inner_product.auroc", "its AUROC")
-    hallucinated: float = scored("hallucinated", "", ".0%")
-    unchanged: float = scored("unchanged", "", ".0%")
-    color_unchanged: float = scored("controls.color.unchanged", "", ".0%")
-    gradient_r: float = scored("gradient_correlation", "gradient r")
-    color_gradient_r: float = scored(
+    learned: float = common.scored("source_learned", "", ".0%")
+    generalized: float = common.scored("generalized", "", ".0%")
+    nearest_word: float = common.scored("nearest.right", "", ".0%")
+    auroc: float = common.scored("forecast.causal_inner_product.auroc", "its AUROC")
+    hallucinated: float = common.scored("hallucinated", "", ".0%")
+    unchanged: float = common.scored("unchanged", "", ".0%")
+    color_unchanged: float = common.scored("controls.color.unchanged", "", ".0%")
+    gradient_r: float = common.scored("gradient_correlation", "gradient r")
+    color_gradient_r: float = common.scored(
         "gradients.city->color.gradient_correlation", "gradient r, city→color"
     )
 
@@ -83,7 +74,7 @@ def main(
     rows = []
     for relation, seed in product(relations, seeds):
         with tempfile.TemporaryDirectory() as folder:
-            results = results_of(
+            results = common.results_of(
                 "fit",
                 "--config",
                 config,
@@ -95,15 +86,15 @@ def main(
                 f"--trainer.default_root_dir={folder}",
                 *options,
             )
-        rows.append(record(Outcomes, results, relation=arrow(relation), seed=seed))
+        rows.append(common.record(Outcomes, results, relation=common.arrow(relation), seed=seed))
     table = Table.of("generalization", rows)
     print(table.markdown())
     if len(seeds) > 1:
         print(table.frame.groupby("relation").agg(["mean", "std"]).T.to_string())
     if lm == "tiny-world":
-        write_table(table, RESULTS / "tiny_world")
+        common.write_table(table, common.RESULTS / "tiny_world")
         columns = [name for name in table.keys if name != "seed"]
-        place_tables({"table5": shown(table, " ".join(columns))})
+        common.place_tables({"table5": common.shown(table, " ".join(columns))})
 
 
 if __name__ == "__main__":

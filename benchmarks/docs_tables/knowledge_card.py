@@ -9,17 +9,19 @@ Face tokenizer, and NAME its name in the card. The tiny world's tokenizer is alw
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from jsonargparse import auto_cli
+from pandas import DataFrame
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.common import ROOT, markdown_table, placed, write_text
-from lincorr_lightning.knowledge import FAMILIES, Catalogue, Completeness, Domain, Knowledge
+from benchmarks.common import ROOT, markdown_frame, markdown_table, placed, write_text
+from lincorr_lightning.knowledge import Catalogue, Completeness, Knowledge
 from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.knowledge.catalogue import built_in_files
 from lincorr_lightning.lm.config import LMConfig
@@ -34,8 +36,6 @@ NAMES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_
 
 COMPUTED = "computed"
 COMPUTED_SOURCE = (COMPUTED, "Arithmetic, on the numbers from 0 to 10.")
-
-Audits = Mapping[str, Mapping[str, Domain]]  #: Domains by tokenizer and kind of knowledge.
 
 
 def origin(knowledge: Knowledge) -> str:
@@ -70,31 +70,33 @@ def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokeniz
     return tokenizers
 
 
-def cell(domain: Domain) -> str:
-    """Return labels that are whole answers + labels that are first words / dropped answers."""
-    whole, phrase = (
-        domain.completeness.count(c) for c in (Completeness.WHOLE, Completeness.PHRASE)
-    )
-    return f"{whole}+{phrase}/{len(domain.dropped)}"
+def audit(name: str, tokenizer: Any, catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kind of knowledge: what becomes of its answers under a tokenizer.
 
-
-def fates(domains: Iterable[Domain]) -> str:
-    """Return the answers labelled as a whole / by their first word / not at all."""
-    counts = [0, 0, 0]
-    for domain in domains:
+    `labels` are whole answers + first words / dropped answers; `fates` counts answers that are
+    labelled as a whole, by their first word, and not at all, ``(3,)``.
+    """
+    for domain in audit_domains(catalogue.values(), tokenizer):
+        n_labels, n_answers = Counter(domain.completeness), Counter[Completeness]()
         for label in domain.labels:
-            counts[label.completeness is Completeness.PHRASE] += len(label.answers)
-        counts[2] += len(domain.dropped)
-    return " / ".join(f"{count:,}" for count in counts)
+            n_answers[label.completeness] += len(label.answers)
+        whole, phrase, dropped = Completeness.WHOLE, Completeness.PHRASE, len(domain.dropped)
+        yield {
+            "tokenizer": name,
+            "knowledge": domain.knowledge.name,
+            "family": domain.knowledge.family.replace("_", "-"),
+            "language": NAMES["languages"][domain.knowledge.language],
+            "labels": f"{n_labels[whole]}+{n_labels[phrase]}/{dropped}",
+            "fates": np.array([n_answers[whole], n_answers[phrase], dropped]),
+        }
 
 
-def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> str:
-    """Return the counts of answers, one row per tokenizer, one column per group of knowledge."""
-    rows = [
-        [name, *(fates(audit[member.name] for member in group) for group in groups.values())]
-        for name, audit in audits.items()
-    ]
-    return markdown_table(["tokenizer", *groups], rows)
+def summary_table(audits: DataFrame, group: str) -> str:
+    """Return the fates of answers, one row per tokenizer, one column per group of knowledge."""
+    fates = audits.groupby(["tokenizer", group], sort=False)["fates"].sum().unstack()
+    names = audits["tokenizer"].unique(), audits[group].unique()
+    texts = fates.loc[names].map(lambda counts: " / ".join(f"{count:,}" for count in counts))
+    return markdown_frame(texts, "tokenizer")
 
 
 def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
@@ -127,58 +129,37 @@ def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
     return markdown_table([*columns, "answers", "paper", "from", "reference to"], rows)
 
 
-def audit_table(kinds: Sequence[Knowledge], audits: Audits) -> str:
-    """Return the counts of labels, one row per prompt, one column per tokenizer."""
-    rows = [[each.name, *(cell(audits[name][each.name]) for name in audits)] for each in kinds]
-    return markdown_table(["knowledge", *audits], rows)
-
-
-def by_language(kinds: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
-    """Group kinds of knowledge by the name of their language."""
-    groups: dict[str, list[Knowledge]] = {}
-    for knowledge in kinds:
-        groups.setdefault(NAMES["languages"][knowledge.language], []).append(knowledge)
-    return groups
-
-
-def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Knowledge]]:
-    """Return kinds of knowledge by section; a family in several languages has one for each."""
-    found = {}
-    for family, members in families.items():
-        languages = by_language(members)
-        for language, group in languages.items():
-            found[family.capitalize() + (f": {language}" if len(languages) > 1 else "")] = group
-    return found
+def sections(audits: DataFrame, catalogue: Catalogue) -> Iterator[str]:
+    """Yield the card's sections; a family in several languages has one for each."""
+    for family, members in audits.groupby("family", sort=False):
+        for language, group in members.groupby("language", sort=False):
+            title = f"{family.capitalize()}: {language}"
+            names = group["knowledge"].unique()
+            labels = group.pivot(index="knowledge", columns="tokenizer", values="labels")
+            labels = labels.loc[names, audits["tokenizer"].unique()]
+            yield (
+                f"### {title if members['language'].nunique() > 1 else family.capitalize()}\n\n"
+                f"{prompt_table(catalogue, [catalogue[name] for name in names])}\n\n"
+                f"Labels by tokenizer:\n\n{markdown_frame(labels, 'knowledge')}"
+            )
 
 
 def tables(
     catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> dict[str, str]:
     """Return what stands between the card's markers, for tokenizers by their names in the card."""
-    audits = {
-        name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
-        for name, tokenizer in tokenizers.items()
-    }
-    families = {
-        family.replace("_", "-"): catalogue.select([family])
-        for family in FAMILIES
-        if family != "control"  # which is not the paper's
-    }
+    rows = [row for named in tokenizers.items() for row in audit(*named, catalogue)]
+    audits = DataFrame(rows).query("family != 'control'")  # which is not the paper's
     files = built_in_files().items()
     sources = [(Path(name).stem, " ".join(file.source.split())) for name, file in files]
-    prompts = [
-        f"### {title}\n\n{prompt_table(catalogue, kinds)}\n\nLabels by tokenizer:\n\n"
-        + audit_table(kinds, audits)
-        for title, kinds in sections(families).items()
-    ]
     versions = [f"{package} {version(package)}" for package in ("transformers", "tokenizers")]
     return {
         "versions": f"with {', '.join([f'lincorr-lightning {__version__}', *versions])}.",
         "sources": markdown_table(["file", "source"], [*sources, COMPUTED_SOURCE]),
         "tokenizers": tokenizer_table(tokenizers),
-        "families": summary_table(families, audits),
-        "languages": summary_table(by_language(families["cross-language"]), audits),
-        "prompts": "\n\n".join(prompts),
+        "families": summary_table(audits, "family"),
+        "languages": summary_table(audits.query("family == 'cross-language'"), "language"),
+        "prompts": "\n\n".join(sections(audits, catalogue)),
     }
 
 

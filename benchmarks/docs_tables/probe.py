@@ -11,13 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonargparse import auto_cli
+from pandas import DataFrame
 
-from benchmarks.common import markdown_table, place_tables, read_numbers
+from benchmarks.common import markdown_frame, place_tables, read_numbers
 
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
 FAMILIES = ("city", "city_es", "country", "country_zh", "X+1", "X*2")
@@ -35,92 +37,82 @@ RANKED = (
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 FINDING = 0.01  # adjusted p-value of a pair above random words
 
-Rows = list[dict[str, Any]]
+NUMBERS = {
+    "label_mean": "r",
+    "random_label_mean": "random words",
+    "excess_over_random": "above random words",
+    "control_label_mean": "unrelated prompt",
+    "permuted_label_mean": "permuted",
+    "partial_label_mean": "partial r (pet)",
+    "through_given": "share through pet",
+}
 
 
-def two(value: float | None) -> str:
+def two(value: float) -> str:
     """Return a number with two digits, as the paper writes them."""
-    return "" if value is None else f"{value:.2f}".replace("0.", ".", 1).replace("-.00", ".00")
+    if np.isnan(value):
+        return ""
+    return f"{value:.2f}".replace("0.", ".", 1).replace("-.00", ".00")
 
 
-def chosen(rows: Rows, keys: Sequence[str], names: Sequence[str]) -> Rows:
-    """Return the rows whose values of some keys make one of some names, as city→country."""
-    named = [{"name": "→".join(row[key] for key in keys), **row} for row in rows]
-    return [row for row in named if row["name"] in names]
-
-
-def numbers_table(columns: Sequence[str], rows: Rows, keys: Sequence[str]) -> str:
-    """Return a table of the names of rows, and numbers of some keys with two digits."""
-    return markdown_table(columns, [[row["name"], *(two(row[k]) for k in keys)] for row in rows])
+def named(entries: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """Return entries about pairs as rows with their names, as city→country."""
+    frame = DataFrame(entries)
+    return frame.set_index(frame["source"] + "→" + frame["target"])
 
 
 def matrix(results: dict[str, Any], shown: Sequence[str] = SHOWN) -> str:
     """Return r per answer of some pairs: source row, target column."""
-    r = {(pair["source"], pair["target"]): pair["label_mean"] for pair in results["pairs"]}
-    rows = [
-        [source, *(two(r[source, t]) if source != t else "–" for t in shown)] for source in shown
-    ]
-    return markdown_table(["", *shown], rows)
+    r = DataFrame(results["pairs"]).pivot(index="source", columns="target", values="label_mean")
+    cells = r.reindex(index=shown, columns=shown).map(two).replace("", "–")
+    return markdown_frame(cells, "")
 
 
 def ridge_path(results: dict[str, Any]) -> str:
     """Return the correlation and right answers of city->country along the ridge."""
-    (path,) = chosen(results["ridge_path"], ("source", "target"), ("city→country",))
-    points = [min(path["path"], key=lambda point: abs(point["ridge"] - r)) for r in RIDGES]
-    rows = [
-        ["r", *(two(point["label_mean"]) for point in points)],
-        ["right country for a city", *(two(point["influenced"]["1"]) for point in points)],
-        ["right city for a country", *(two(point["influencing"]["1"]) for point in points)],
-    ]
-    return markdown_table(
-        ["city→country, ridge", *(f"{point['ridge']:g}" for point in points)], rows
-    )
+    path = named(results["ridge_path"])["path"]["city→country"]
+    points = [min(path, key=lambda point: abs(point["ridge"] - ridge)) for ridge in RIDGES]
+    scores = {
+        f"{point['ridge']:g}": {
+            "r": two(point["label_mean"]),
+            "right country for a city": two(point["influenced"]["1"]),
+            "right city for a country": two(point["influencing"]["1"]),
+        }
+        for point in points
+    }
+    return markdown_frame(DataFrame(scores), "city→country, ridge")
 
 
-def ranking(pairs: Rows) -> str:
+def ranking(pairs: DataFrame) -> str:
     """Return the number of pairs above random words, and some of them with intervals."""
-    rows = []
-    for pair in chosen(pairs, ("source", "target"), RANKED):
-        above = pair["excess_over_random_labels"]
-        rows.append(
-            [
-                pair["name"],
-                two(pair["label_mean"]),
-                f"{two(above['mean'])} ({two(above['low'])} to {two(above['high'])})",
-                "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}",
-                two(pair["partial_label_mean"]),
-                two(pair["through_given"]),
-            ]
-        )
-    columns = ["pair", "r", "above random words", "adjusted p", "partial r (pet)"]
-    n_above = sum(pair["q"] <= FINDING for pair in pairs)
-    table = markdown_table([*columns, "share through pet"], rows)
-    return f"{n_above} of {len(pairs)} pairs are above random words:\n\n{table}"
+    shown = pairs[pairs.index.isin(RANKED)]
+    above = [
+        f"{two(each['mean'])} ({two(each['low'])} to {two(each['high'])})"
+        for each in shown["excess_over_random_labels"]
+    ]
+    table = shown[["label_mean", "partial_label_mean", "through_given"]].map(two)
+    table.insert(1, "above random words", above)
+    table.insert(2, "adjusted p", ["< 1e-9" if q < 1e-9 else f"{q:.1g}" for q in shown["q"]])
+    n_above = (pairs["q"] <= FINDING).sum()
+    text = markdown_frame(table.rename(columns=NUMBERS), "pair")
+    return f"{n_above} of {len(pairs)} pairs are above random words:\n\n{text}"
 
 
 def tables(
     results: dict[str, Any], families: dict[str, Any], attributes: dict[str, Any]
 ) -> dict[str, str]:
     """Return every table by its marker."""
-    nulls = numbers_table(
-        ["pair", "r", "random words", "above random words", "unrelated prompt", "permuted"],
-        chosen(results["pairs"], ("source", "target"), NULLS),
-        (
-            "label_mean",
-            "random_label_mean",
-            "excess_over_random",
-            "control_label_mean",
-            "permuted_label_mean",
-        ),
-    )
+    pairs = named(results["pairs"])
+    nulls = pairs.loc[pairs.index.isin(NULLS), [*NUMBERS][:5]].map(two).rename(columns=NUMBERS)
     caption = (
         f"r per answer on {results['n_test']:,} held-out subjects, source row → target column:"
     )
+    beside = f"and beside its nulls:\n\n{markdown_frame(nulls, 'pair')}"
     return {
-        "probe": f"{caption}\n\n{matrix(results)}\n\nand beside its nulls:\n\n{nulls}",
+        "probe": f"{caption}\n\n{matrix(results)}\n\n{beside}",
         "path": ridge_path(results),
         "families": matrix(families, FAMILIES),
-        "ranking": ranking(attributes["pairs"]),
+        "ranking": ranking(named(attributes["pairs"])),
     }
 
 

@@ -34,7 +34,6 @@ from lincorr_lightning.results import plots
 FILE = common.RESULTS / "real_lms" / "ablation_grid.csv"
 TRAINED = get_args(Trained)
 MAPPINGS = ("reference", "permuted", "letters")
-CUTS = ((128, 1), (64, 4), (64, 16), (128, 4))  # widths, and factors of the epochs
 BASELINES = ["random", "majority", "nearest", "macro_nearest", "upper_bound"]
 REFERENCE = ["macro_generalized", "unrestricted", "says_source", "source_learned", *BASELINES[1:4]]
 
@@ -52,14 +51,10 @@ class Cell:
     kind: NetworkKind = "plain"
     center: bool = False
     """Whether inputs are centered."""
-    epochs_factor: int = 1
-    """Factor of both phases' epochs."""
 
 
 def grid(lms: Sequence[str]) -> Iterator[Cell]:
-    """Yield the cells, those of few cities and of small networks first."""
-    for width, epochs_factor in CUTS:
-        yield Cell(lms[0], width, epochs_factor=epochs_factor)
+    """Yield the cells, those of few cities and of narrow embeddings first."""
     for width, per_target in ((256, 1), (0, 1), (0, 0)):
         for lm, kind, center in product(lms, get_args(NetworkKind), (False, True)):
             yield Cell(lm, width, per_target, kind, center)
@@ -78,7 +73,6 @@ def cut(folder: Path, width: int, into: Path) -> None:
 
 def measure(cell: Cell, folder: Path, seeds: list[int], epochs: tuple[int, int]) -> pd.DataFrame:
     """Return a row for each way to learn, mapping and seed."""
-    compose_epochs, learn_epochs = (n * cell.epochs_factor for n in epochs)
     mappings = [*MAPPINGS]
     if not cell.per_target:  # with one city of each country, both permutations agree
         mappings.append("permuted_targets")
@@ -96,9 +90,9 @@ def measure(cell: Cell, folder: Path, seeds: list[int], epochs: tuple[int, int])
                 f"--model.seeds={seeds}",
                 f"--model.network.kind={cell.kind}",
                 f"--model.network.center={cell.center}",
-                f"--model.compose.epochs={compose_epochs}",
+                f"--model.compose.epochs={epochs[0]}",
                 "--model.compose.batch_size=256",
-                f"--model.learn.epochs={learn_epochs}",
+                f"--model.learn.epochs={epochs[1]}",
                 f"--model.learn.train={trained}",
                 f"--data.max_sources_per_target={cell.per_target or 'null'}",
                 "--trainer.accelerator=auto",
@@ -106,6 +100,7 @@ def measure(cell: Cell, folder: Path, seeds: list[int], epochs: tuple[int, int])
             )
             baselines = pd.DataFrame(results["mappings"])[["mapping", *BASELINES]]
             setting = asdict(cell) | {
+                "epochs_factor": 1,
                 "dimensions": results["embedding"]["shape"][1],
                 "labels": f"{results['n_source_labels']} / {results['n_target_labels']}",
                 "train": trained,
@@ -157,7 +152,7 @@ def readings_table(rows: pd.DataFrame) -> str:
     pairs = (shown["reference"] + " / " + shown["permuted"]).unstack("train")[[*TRAINED]]
     pairs = pairs.add_prefix("trained: ")
     nearest = rows[rows["mapping"] == "reference"].groupby(keys, sort=False)["nearest"].mean()
-    pairs["nearest country"] = nearest.map(common.percent)
+    pairs["nearest country"] = nearest.map("{:.0%}".format)
     return common.markdown_frame(pairs, "vocabulary", "width", "network")
 
 

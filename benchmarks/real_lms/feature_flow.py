@@ -9,7 +9,6 @@ of their rows between the document's markers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import numpy as np
 from pandas import DataFrame, Series
 
 from benchmarks import common
-from benchmarks.common import Estimate, record, scored
+from benchmarks.common import Estimate, picked
 from benchmarks.real_lms.run import REAL_LMS
 from benchmarks.real_lms.tables import load
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table
 
 LM = "smollm2-135m"
 GROUPS = {
@@ -29,135 +28,91 @@ GROUPS = {
     "mlp_out": "From MLP",
     "attention_out": "From ATT",
 }
-
-
-def over(values: Series) -> Estimate:
-    """Return the mean of some numbers with their range."""
-    return Estimate(values.mean(), values.min(), values.max())
-
-
-@dataclass(frozen=True)
-class SAE:
-    """Quality of an SAE on held-out tokens."""
-
-    hook_point: str = scored("hook_point", "", "")
-    features: int = scored("n_features", "features", "d")
-    explained_variance: float = scored("explained_variance")
-    l0: float = scored("l0", "L0", ".1f")
-    dead: float = scored("dead")
-    loss_recovered: float = scored("loss_recovered")
-
-
-@dataclass(frozen=True)
-class Deactivation:
-    """Share of features that are off when their matched predecessors are removed."""
-
-    layer: int = scored("layer", "", "d")
-    method: str = scored("method", "predecessors removed", "")
-    cases: int = scored("n", "cases", "d")
-    matched: float = scored("matched_success", "switched off", ".0%")
-    random: float = scored("random_success", "random control", ".0%")
-    times: float = scored("times_random", "times", ".1f")
-
-
-@dataclass(frozen=True)
-class SharedFeatures:
-    """Share of the features of a group that are in another one, too, at other tokens."""
-
-    layer: int = column(format="d")
-    group: str = scored("group", "", "")
-    other: str = scored("other", "are in, too", "")
-    features: int = scored("n", "features", "d")
-    share: float = scored("share", "", ".0%")
-    expected: float = scored("expected", "by chance", ".0%")
-
-
-@dataclass(frozen=True)
-class Cosines:
-    """Whether features that mostly come from a predecessor have higher cosines to it."""
-
-    layer: int = scored("layer", "", "d")
-    source: str = scored("source", "cosine to", "")
-    there: int = scored("n_other", "from there", "d")
-    nowhere: int = scored("n", "from nowhere", "d")
-    auroc: float = scored("auroc", "AUROC")
-    q: float = scored("q", "", ".1g")
+HEADINGS = {
+    "method": "predecessors removed",
+    "matched": "switched off",
+    "random": "random control",
+    "expected": "by chance",
+    "target_only": "r, removed in the target alone",
+    "refitted": "r, fitted again",
+}
+FORMATS = {
+    **dict.fromkeys(("layer", "cases", "features", "draws"), "d"),
+    **dict.fromkeys(("matched", "random", "share", "expected"), ".0%"),
+    **dict.fromkeys(("r", "target_only", "refitted"), ".2f"),
+    "times": ".1f",
+}
 
 
 def group_tables(results: Mapping[str, Any]) -> list[Table]:
-    """Return the overlaps of groups of one predecessor, and tests of them against those of none."""
+    """Return the overlaps of groups of one predecessor, and tests of them against those of none.
+
+    An overlap is the share of a group's features that are in the other one at other tokens; tests
+    are of cosines to the predecessor.
+    """
     names = set(GROUPS.values())
     shared = [
-        record(SharedFeatures, pair, layer=layer["layer"])
+        {"layer": layer["layer"], **pair}
         for layer in results["groups"]
         for pair in layer["pairs"]
         if {pair["group"], pair["other"]} <= names
     ]
-    cosines = [
-        record(Cosines, test)
+    tests = [
+        test
         for test in results["cosine_tests"]
         if (test["group"], test["other"]) == (GROUPS["none"], GROUPS[test["source"]])
     ]
-    return [Table.of("flow_groups", shared), Table.of("flow_cosines", cosines)]
+    groups = picked(shared, "layer group other features=n share expected")
+    return [
+        Table("flow_groups", groups, headings=HEADINGS, formats=FORMATS),
+        Table("flow_cosines", picked(tests, "layer source there=n_other nowhere=n auroc q")),
+    ]
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """r of city→country with features removed; of controls the mean and range of draws."""
+def cuts(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield r of city→country with features removed; of controls the mean and range of draws."""
 
-    removed: str = column()
-    draws: int = column(format="d")
-    features: int = column(format="d")
-    r: Estimate = column("r", ".2f")
-    target_only: Estimate = column("r, removed in the target alone", ".2f")
-    refitted: Estimate = column("r, fitted again", ".2f")
+    def over(values: Series) -> Estimate:
+        return Estimate(values.mean(), values.min(), values.max())
 
-
-def cuts(results: Mapping[str, Any]) -> Iterator[Cuts]:
-    """Yield the cuts and their controls."""
     rows = DataFrame(results["relation"]["cuts"])
     for (name, control), draws in rows.groupby(["cut", "control"], sort=False):
-        yield Cuts(
-            f"as many others as {name}" if control else name,
-            len(draws),
-            draws["n_features"].iloc[0],
-            *(over(draws[score]) for score in ("fixed", "target_only", "refitted")),
-        )
+        yield {
+            "removed": f"as many others as {name}" if control else name,
+            "draws": len(draws),
+            "features": draws["n_features"].iloc[0],
+            "r": over(draws["fixed"]),
+            "target_only": over(draws["target_only"]),
+            "refitted": over(draws["refitted"]),
+        }
 
 
-@dataclass(frozen=True)
-class Steering:
-    """What steering does, means over answers; perplexities have a geometric mean."""
-
-    strategy: str = column()
-    strength: float = column(format="g")
-    control: bool = column("other features")
-    answers: int = column(format="d")
-    probability: float = column("P(answer)", ".3f")
-    coherence: float = column(format=".3f")
-    named: float = column("texts that name it", ".1%")
-    perplexity: float = column(format=",.0f")
-
-
-def steering(points: DataFrame) -> Iterator[Steering]:
-    """Yield the means of each strategy and strength, and those of its control."""
-    for about, rows in points.groupby(["strategy", "strength", "control"], sort=False):
-        means = rows[["behaviour", "coherence", "named"]].mean()
-        yield Steering(*about, len(rows), *means, float(np.exp(np.log(rows["perplexity"]).mean())))
+def steering(points: DataFrame) -> DataFrame:
+    """Return means over answers by strategy and strength; perplexities have a geometric mean."""
+    grouped = points.groupby(["strategy", "strength", "control"], sort=False)
+    return grouped.agg(
+        answers=("behaviour", "size"),
+        probability=("behaviour", "mean"),
+        coherence=("coherence", "mean"),
+        named=("named", "mean"),
+        perplexity=("perplexity", lambda values: np.exp(np.log(values).mean())),
+    ).reset_index()
 
 
 def tables(results: Path) -> list[Table]:
     """Return the tables of SmolLM2."""
     flow = load(LM, "feature_flow", results)
-    points = load(LM, "sparse_autoencoders", results)["hook_points"]
+    saes = load(LM, "sparse_autoencoders", results)["hook_points"]
+    quality = "hook_point features=n_features explained_variance l0 dead loss_recovered"
+    off = "layer method cases=n matched=matched_success random=random_success times=times_random"
+    deactivated = picked(flow["deactivation_layers"], off)
+    points = common.read_csv(results / LM / "feature_flow.csv")
     return [
-        Table.of("flow_saes", [record(SAE, point) for point in points]),
-        Table.of(
-            "flow_deactivation", [record(Deactivation, row) for row in flow["deactivation_layers"]]
-        ),
+        Table("flow_saes", picked(saes, quality)),
+        Table("flow_deactivation", deactivated, headings=HEADINGS, formats=FORMATS),
         *group_tables(flow),
-        Table.of("flow_cuts", cuts(flow)),
-        Table.of("flow_steering", steering(common.read_csv(results / LM / "feature_flow.csv"))),
+        Table.of("flow_cuts", cuts(flow), headings=HEADINGS, formats=FORMATS),
+        Table("flow_steering", steering(points)),
     ]
 
 

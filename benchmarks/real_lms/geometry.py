@@ -11,8 +11,8 @@ kept there first. Levels S of shuffling cut a text into 4^S blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jsonargparse import auto_cli
@@ -24,13 +24,34 @@ from benchmarks import common
 from benchmarks.common import Estimate
 from benchmarks.real_lms.run import REAL_LMS
 from benchmarks.real_lms.tables import LMS, load
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table
 
 FILE = REAL_LMS / "smollm2-135m" / "token_geometry_1024.npz"
 SCALES = (2, 8, 32, 128)
 DIMENSIONS = tuple(f"dimension n2={n2}" for n2 in SCALES)
 OVERLAP = "overlap k=2"
 COSINE = "cosine_mean"
+LEVELS = {
+    "level": "S",
+    "dimension": "ID (2NN)",
+    "more": "ID, less that of S = 0",
+    "higher": "layers with a higher ID",
+    "last_cosine": "cosine, last layer",
+}
+HEADINGS = {
+    "peak": "peak layer",
+    "dimension": "ID at the peak",
+    "last": "last layer",
+    "higher": "layers with a higher ID",
+    "lower": "with a lower ID",
+    "r": "r of log ID and log loss there",
+    "r_news": "within news",
+}
+FORMATS = {
+    **dict.fromkeys(("level", "n2", "peak", "higher", "lower"), "d"),
+    **dict.fromkeys(("loss", "dimension", "more", "overlap", "last_cosine"), ".2f"),
+    **dict.fromkeys(("last", "r", "r_news"), ".2f"),
+}
 Array = NDArray[np.float64]
 
 
@@ -59,113 +80,78 @@ def beyond(differences: Array) -> tuple[int, int]:
     return int((low > 0).sum()), int((high < 0).sum())
 
 
-@dataclass(frozen=True)
-class Shuffling:
-    """A level of shuffling, at the layer where the dimension (2NN) of texts as they are peaks."""
-
-    level: int = column("S", "d")
-    loss: float = column(format=".2f")
-    layer: int = column(format="d")
-    dimension: float = column("ID (2NN)", ".2f")
-    more: Estimate | None = column("ID, less that of S = 0", ".2f")
-    higher: int | None = column("layers with a higher ID", "d")
-    overlap: float = column(format=".2f")
-    cosine: float = column(format=".2f")
-    last_cosine: float = column("cosine, last layer", ".2f")
-
-
-def shuffling(profiles: dict[str, Array]) -> Iterator[Shuffling]:
-    """Yield a row for each level of shuffling."""
+def shuffling(profiles: dict[str, Array]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each level, at the layer where the dimension of texts as they are peaks."""
     dimension = profiles[DIMENSIONS[0]]
     peak = int(dimension[:, 0].mean(0).argmax())
     for level, loss in enumerate(profiles["loss"].mean(0)):
-        change = dimension[:, level, peak] - dimension[:, 0, peak]
-        yield Shuffling(
-            level,
-            float(loss),
-            peak + 1,
-            dimension[:, level, peak].mean(),
-            common.mean_estimate(Series(change)) if level else None,
-            beyond(dimension[:, level] - dimension[:, 0])[0] if level else None,
-            profiles[OVERLAP][:, level, peak].mean(),
-            profiles[COSINE][:, level, peak].mean(),
-            profiles[COSINE][:, level, -1].mean(),
-        )
+        change = dimension[:, level] - dimension[:, 0]
+        yield {
+            "level": level,
+            "loss": loss,
+            "layer": peak + 1,
+            "dimension": dimension[:, level, peak].mean(),
+            "more": common.mean_estimate(Series(change[:, peak])) if level else None,
+            "higher": beyond(change)[0] if level else None,
+            "overlap": profiles[OVERLAP][:, level, peak].mean(),
+            "cosine": profiles[COSINE][:, level, peak].mean(),
+            "last_cosine": profiles[COSINE][:, level, -1].mean(),
+        }
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A range scaling: the dimension by layer, and its correlation with the loss of texts."""
+def scales(profiles: dict[str, Array], corpora: NDArray[np.str_]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each range scaling: the dimension by layer, and its r with texts' loss.
 
-    n2: int = column("n2", "d")
-    peak: int = column("peak layer", "d")
-    first: float = column("ID, first layer", ".2f")
-    dimension: float = column("ID at the peak", ".2f")
-    last: float = column("last layer", ".2f")
-    shuffled: float = column("at the peak, all tokens shuffled", ".2f")
-    higher: int = column("layers with a higher ID", "d")
-    lower: int = column("with a lower ID", "d")
-    r: Estimate = column("r of log ID and log loss there", ".2f")
-    r_news: Estimate = column("within news", ".2f")
-    r_essays: Estimate = column("within essays", ".2f")
-    significant: int = column("layers with p < .01", "d")
-    significant_news: int = column("within news", "d")
-
-
-def scales(profiles: dict[str, Array], corpora: NDArray[np.str_]) -> Iterator[Scale]:
-    """Yield a row for each range scaling."""
+    `higher` and `lower` count layers of which shuffling all tokens changes the dimension.
+    """
     log_loss = np.log(profiles["loss"][:, 0])
+    chosen = {f"_{corpus}": corpora == corpus for corpus in ("news", "essays")}
+    chosen = {"": np.full(len(corpora), True), **chosen}
     for n2, name in zip(SCALES, DIMENSIONS, strict=True):
         mean = profiles[name].mean(0)
         peak = int(mean[0].argmax())
-        logs = np.log(profiles[name][:, 0])
-        tests = [
-            [stats.pearsonr(logs[chosen, layer], log_loss[chosen]) for layer in range(len(mean[0]))]
-            for chosen in (np.full(len(corpora), True), corpora == "news", corpora == "essays")
-        ]
-        at_peak = [test[peak] for test in tests]
-        yield Scale(
-            n2,
-            peak + 1,
-            mean[0, 0],
-            mean[0, peak],
-            mean[0, -1],
-            mean[-1, peak],
-            *beyond(profiles[name][:, -1] - profiles[name][:, 0]),
-            *(Estimate(test.statistic, *test.confidence_interval()) for test in at_peak),
-            *(sum(test.pvalue < 0.01 for test in layers) for layers in tests[:2]),
-        )
+        higher, lower = beyond(profiles[name][:, -1] - profiles[name][:, 0])
+        logs = np.log(profiles[name][:, 0].T)
+        tests = {
+            corpus: [stats.pearsonr(layer[texts], log_loss[texts]) for layer in logs]
+            for corpus, texts in chosen.items()
+        }
+        at_peak = {corpus: test[peak] for corpus, test in tests.items()}
+        yield {
+            "n2": n2,
+            "peak": peak + 1,
+            "first": mean[0, 0],
+            "dimension": mean[0, peak],
+            "last": mean[0, -1],
+            "shuffled": mean[-1, peak],
+            "higher": higher,
+            "lower": lower,
+            **{
+                f"r{corpus}": Estimate(test.statistic, *test.confidence_interval())
+                for corpus, test in at_peak.items()
+            },
+            **{
+                f"significant{corpus}": sum(test.pvalue < 0.01 for test in tests[corpus])
+                for corpus in ("", "_news")
+            },
+        }
 
 
-@dataclass(frozen=True)
-class Peak:
-    """Where the dimension (2NN) of texts of 256 tokens peaks on an LM, and what shuffling does."""
-
-    lm: str = column("LM")
-    texts: int = column(format="d")
-    layers: int = column(format="d")
-    peak: int = column("peak layer", "d")
-    dimension: float = column("ID (2NN)", ".2f")
-    shuffled: float = column("shuffled", ".2f")
-    higher: int = column("layers with a higher mean", "d")
-
-
-def peaks(results: Path) -> Iterator[Peak]:
-    """Yield a row for each LM."""
+def peaks(results: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each LM: where the dimension (2NN) of texts of 256 tokens peaks."""
     for lm in LMS:
-        found = load(lm, "token_geometry", results)
-        if found:
+        if found := load(lm, "token_geometry", results):
             levels = [np.array(level["dimension"]["2"]) for level in found["shuffles"]]
             at = int(levels[0].argmax())
-            yield Peak(
-                lm,
-                found["n_prompts"],
-                len(levels[0]),
-                at + 1,
-                levels[0][at],
-                levels[-1][at],
-                int((levels[-1] > levels[0]).sum()),
-            )
+            yield {
+                "lm": lm,
+                "texts": found["n_prompts"],
+                "layers": len(levels[0]),
+                "peak": at + 1,
+                "dimension": levels[0][at],
+                "shuffled": levels[-1][at],
+                "higher": int((levels[-1] > levels[0]).sum()),
+            }
 
 
 def tables(results: Path, file: Path) -> list[Table]:
@@ -173,9 +159,10 @@ def tables(results: Path, file: Path) -> list[Table]:
     with np.load(file) as arrays:
         profiles = {name: arrays[name].astype(float) for name in arrays if name != "corpus"}
         corpora = arrays["corpus"]
+    by_scale = scales(profiles, corpora)
     return [
-        Table.of("geometry_shuffled", shuffling(profiles)),
-        Table.of("geometry_scales", scales(profiles, corpora)),
+        Table.of("geometry_shuffled", shuffling(profiles), headings=LEVELS, formats=FORMATS),
+        Table.of("geometry_scales", by_scale, headings=HEADINGS, formats=FORMATS),
         Table.of("geometry_lms", peaks(results)),
     ]
 
@@ -187,10 +174,7 @@ def documented(found: list[Table]) -> dict[str, str]:
         "geometry_shuffled": common.shown(
             shuffled, "level loss dimension more higher overlap last_cosine"
         ),
-        "geometry_scales": common.shown(
-            by_scale,
-            "n2 peak dimension last higher lower r r_news",
-        ),
+        "geometry_scales": common.shown(by_scale, "n2 peak dimension last higher lower r r_news"),
     }
 
 

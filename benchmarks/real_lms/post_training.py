@@ -1,4 +1,4 @@
-"""Maps of a pretrained LM on the same LM after post-training (paper, section 4.2).
+"""Maps of a pretrained LM on the same LM after post-training (paper, section 4.2, table 9).
 
     python -m benchmarks.real_lms.post_training LM FOLDER --trainings 3
 
@@ -6,10 +6,14 @@ trains all weights on medical abstracts and on questions with answers from the p
 `fetch_texts`, which needs zstandard. ``benchmarks/results/real_lms/post_training.csv`` gets the
 scores of old maps, ``post_training_means.csv`` their means; the tables and the figure of
 docs/resilience.md follow from them. FOLDER keeps the trained LMs. Trainings after the first shuffle
-the texts that are not held out.
+the texts that are not held out. All pairs of the probe's kinds of knowledge and of the paper's
+similes (figures 8, 9, 19, 21, 24) are scored after one training, and go to
+``resilience_pairs.csv`` and, in groups, to ``resilience_groups.csv``.
 """
 
+import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -24,6 +28,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizer
 
 from benchmarks import common
+from benchmarks.real_lms.run import KNOWLEDGE, PAPER_PAIRS
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -31,6 +36,7 @@ from lincorr_lightning.probe.resilience import MapResilience
 from lincorr_lightning.results import plots
 
 FILE = common.RESULTS / "real_lms" / "post_training.csv"
+PAIRS_FILE = FILE.with_name("resilience_pairs.csv")
 TEXTS = {  # files of the package, and the target of the rows that are taken; none takes all
     "abstracts": {"101_disease_class": ""},
     "questions": {"36_sciq_tf": "1", "90_glue_qnli": "0", "41_truthqa_tf": "correct"},
@@ -43,6 +49,17 @@ PAIRS = ["city->country", "country->continent", "country->language", "ceo->compa
 N_HALF = 500  # subjects that maps are fitted on, and as many that they are tested on
 SEEDS = 3
 KEYS = ["lm", "text", "steps", "pair"]
+SIMILES = [pair for pair in PAPER_PAIRS if "simile" in pair or "name_country" in pair]
+STUDIES = {
+    "all": [f"--model.knowledge={json.dumps(KNOWLEDGE)}"],
+    "similes": [
+        f"--model.knowledge={json.dumps([*dict.fromkeys('->'.join(SIMILES).split('->'))])}",
+        f"--model.pairs={json.dumps(SIMILES)}",
+    ],
+}
+SCORES = ["before", "after", "refitted", "kept", "random_label_mean", "random_refitted"]
+SCORES += ["random_kept", "same_prompt_label_mean", "after_std", "influenced_1"]
+SCORES += ["refitted_influenced_1", "n_labels"]
 DRAWN = {  # by the name of its column
     "after": "W",
     "refitted": "W, refitted",
@@ -129,6 +146,27 @@ def score(lm: Path, tuned: Path | None = None) -> Iterator[dict[str, Any]]:
             yield {"seed": seed, "ridge": module.ridges[pair["source"], pair["target"]], **pair}
 
 
+def score_all(before: Path, after: Path) -> pd.DataFrame:
+    """Return numbers of all pairs of old maps on a tuned LM, a row each."""
+    parts = []
+    for study, options in STUDIES.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            results = common.results_of(
+                "test",
+                "--config=configs/resilience.yaml",
+                "--model.ridge=100",
+                *options,
+                f"--model.before.name_or_path={before}",
+                f"--model.lm.name_or_path={after}",
+                "--data.n_subjects=1000",
+                "--data.batch_size=128",
+                f"--trainer.default_root_dir={scratch}",
+            )
+        rows = pd.DataFrame(results["pairs"])[["source", "target", *SCORES]]
+        parts.append(rows.assign(study=study))
+    return pd.concat(parts)
+
+
 def means(scores: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return means by training, and over trainings with half of the leads' 95 % intervals.
 
@@ -153,7 +191,7 @@ def tables(by_training: pd.DataFrame) -> dict[str, str]:
     rows = by_training[by_training["steps"] == last]
     rows = rows.assign(column=rows["lm"] + ", " + rows["text"])
     options = {"index": "pair", "columns": "column", "sort": False}
-    r = rows.pivot_table(["after", "refitted"], **options).map(common.two)
+    r = rows.pivot_table(["after", "refitted"], **options).map("{:.2f}".format)
     leads = rows.pivot_table("over_random_words", aggfunc=common.mean_interval, **options)
     leads += " (" + r["after"] + " of " + r["refitted"] + ")"
     over_w0 = rows.pivot_table("over_w0", aggfunc=common.mean_interval, **options)
@@ -161,6 +199,37 @@ def tables(by_training: pd.DataFrame) -> dict[str, str]:
         "post_training_words": common.markdown_frame(leads, "pair"),
         "post_training_w0": common.markdown_frame(over_w0, "pair"),
     }
+
+
+def groups(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return means over the pairs of each group, and in how many W keeps more than random words."""
+    kinds = {
+        "similes (table 9)": rows["study"] == "similes",
+        "numbers (figure 9)": rows["source"].str[0].eq("X") & rows["target"].str[0].eq("X"),
+        "relations": rows["influenced_1"].notna(),
+    }
+    lead = rows["kept"] - rows["random_kept"]
+    group = np.select([*kinds.values()], [*kinds], "other pairs")
+    rows = rows.assign(group=group, lead=lead, leads=lead > 0)
+    grouped = rows.groupby(["lm", "text", "steps", "group"], sort=False)
+    table = grouped[SCORES].mean().assign(pairs=grouped.size(), leads=grouped["leads"].sum())
+    both = grouped[["after", "random_label_mean"]].corr()["random_label_mean"]
+    table["r_over_pairs"] = both.xs("after", level=-1)
+    spread = grouped["lead"].describe(percentiles=[0.1, 0.9])[["count", "mean", "10%", "90%"]]
+    return table.join(spread.rename(columns={"count": "of", "mean": "lead"})).reset_index()
+
+
+def groups_table(found: pd.DataFrame) -> str:
+    """Return the table of groups: a row for each, a column for each LM and text."""
+    cells = []
+    for row in found.to_dict("records"):
+        ends = (100 * row[key] for key in ("lead", "10%", "90%"))
+        lead = "{:z.0f} ({:z.0f} to {:z.0f})".format(*ends).replace("-", "−")
+        cells.append(f"{lead}; {row['leads']} of {row['of']:.0f}")
+    found = found.assign(cell=cells, column=found["lm"] + ", " + found["text"])
+    shown = found.pivot(index="group", columns="column", values="cell")
+    shown = shown.loc[found["group"].unique(), found["column"].unique()]
+    return common.markdown_frame(shown, "pairs")
 
 
 def figure(scores: pd.DataFrame) -> Figure:
@@ -197,36 +266,46 @@ def main(
     trainings: int = 1,
     output: Path = FILE,
 ) -> None:
-    """Train the LM and score its maps; write tables and figure of all LMs of the file.
+    """Train the LM and score its maps; write tables and figure of all LMs of the files.
 
     Args:
         lm: Folder of the LM; none trains nothing.
         folder: Folder that keeps the trained LMs.
-        steps: Optimizer steps after which maps are scored.
-        trainings: Number of trainings on each kind of texts.
-        output: CSV file of the scores.
+        steps: Optimizer steps after which maps are scored, all pairs after the last ones.
+        trainings: Number of trainings on each kind of texts; all pairs are of one.
+        output: CSV file of the scores, beside which are those of all pairs.
     """
-    scores = common.read_csv(output) if output.exists() else pd.DataFrame()
+    pairs_file = output.with_name(PAIRS_FILE.name)
+    scores, pairs = (
+        common.read_csv(file) if file.exists() else pd.DataFrame() for file in (output, pairs_file)
+    )
     for training, kind in [(0, "nothing"), *product(range(trainings), TEXTS)] if lm else ():
         about = {"lm": lm.name, "text": kind, "training": training}
-        if common.has_row(scores, **about):
-            continue
         path = folder / lm.name / (f"{kind}_{training}" if training else kind)
-        losses = {}
-        if kind != "nothing":
-            texts = texts_of(kind, folder, AutoTokenizer.from_pretrained(lm))
-            if training:
-                texts[len(texts) // 2 :] = shuffled(texts[len(texts) // 2 :], training)
-            losses = train(lm, texts, path, steps)
-        for step in steps if losses else (0,):
-            about |= {"steps": step, "loss_before": losses.get(0), "loss": losses.get(step)}
-            rows = score(lm, path / str(step) if step else None)
-            scores = pd.concat([scores, pd.DataFrame(about | row for row in rows)])
-        common.write_csv(output, scores)
+        if not common.has_row(scores, **about):
+            losses = {}
+            if kind != "nothing":
+                texts = texts_of(kind, folder, AutoTokenizer.from_pretrained(lm))
+                if training:
+                    texts[len(texts) // 2 :] = shuffled(texts[len(texts) // 2 :], training)
+                losses = train(lm, texts, path, steps)
+            for step in steps if losses else (0,):
+                known = {"steps": step, "loss_before": losses.get(0), "loss": losses.get(step)}
+                rows = score(lm, path / str(step) if step else None)
+                rows = pd.DataFrame(about | known | row for row in rows)
+                scores = pd.concat([scores, rows])
+            common.write_csv(output, scores)
+        of_pairs = {"lm": lm.name, "text": kind, "steps": max(steps)}
+        if kind != "nothing" and not common.has_row(pairs, **of_pairs):
+            rows = score_all(lm, path / str(max(steps))).assign(**of_pairs, training=path.name)
+            pairs = pd.concat([pairs, rows])
+            common.write_csv(pairs_file, pairs)
     by_training, table = means(scores)
+    found = groups(pairs)
     common.write_csv(output.with_name(f"{output.stem}_means.csv"), table)
+    common.write_csv(output.with_name("resilience_groups.csv"), found)
     if output == FILE:
-        common.place_tables(tables(by_training))
+        common.place_tables({**tables(by_training), "resilience_pairs": groups_table(found)})
         FILE.with_suffix(".png").write_bytes(plots.to_png(figure(scores)))
 
 

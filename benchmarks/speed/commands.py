@@ -1,7 +1,7 @@
 """How long commands take, and how much memory, in fresh processes with one thread.
 
     python -m benchmarks.speed.commands
-    python -m benchmarks.speed.commands --only "[second runs]" --lm FOLDER
+    python -m benchmarks.speed.commands --only "[second runs, real LM]" --lm FOLDER
 
 runs the groups of ``commands.yaml`` several times, the commands of a group in turn. Medians go to
 ``benchmarks/results/speed/commands.csv`` and into docs/benchmarks.md. A process's peak memory is
@@ -11,10 +11,12 @@ never below that of its parent, so that nothing large is imported here.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,35 +44,33 @@ class Median:
     peak: float = column("peak, MiB", ",.0f")
 
 
-def measure(group: str, lm: str) -> list[Median]:
-    """Return the medians of a group's commands."""
-    repeats = GROUPS[group]["repeats"]
-    commands = GROUPS[group]["commands"]
+def words_of(text: str, **values: str) -> list[str]:
+    """Return a command line of the plan as words, for `common.cost_of`."""
+    program, *words = [word.format(**values) for word in shlex.split(text)]
+    if "--config" in words and "default_root_dir" not in text:
+        words.append(f"--trainer.default_root_dir={values['runs']}")
+    return [*PROGRAMS[program], *words]
+
+
+def measure(group: str, lm: str) -> Iterator[Median]:
+    """Yield the medians of a group's commands."""
+    plan = GROUPS[group]
+    commands = {name: plan.get("prefix", "") + text for name, text in plan["commands"].items()}
     costs: dict[str, list[common.Cost]] = {name: [] for name in commands}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(repeats):
+    options: dict[str, Any] = {"cwd": common.ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    for _ in range(plan["repeats"]):
         with tempfile.TemporaryDirectory() as shared:
+            if "before" in plan:
+                common.cost_of(words_of(plan["before"], shared=shared), **options)
             for name, text in commands.items():
                 with tempfile.TemporaryDirectory() as runs:
-                    words = [
-                        word.format(runs=runs, shared=shared, lm=lm) for word in shlex.split(text)
-                    ]
-                    if "--config" in words and "default_root_dir" not in text:
-                        words.append(f"--trainer.default_root_dir={runs}")
-                    command = [*PROGRAMS[words[0]], *words[1:]]
-                    costs[name].append(common.cost_of(command, cwd=common.ROOT, env=environment))
-    return [
-        Median(
-            group,
-            name,
-            Path(lm).name if "{lm}" in commands[name] else "tiny-world",
-            repeats,
-            statistics.median(cost.processor for cost in found),
-            statistics.median(cost.wall for cost in found),
-            statistics.median(cost.peak_mib for cost in found),
-        )
-        for name, found in costs.items()
-    ]
+                    words = words_of(text, runs=runs, shared=shared, lm=lm)
+                    costs[name].append(common.cost_of(words, **options))
+    for name, found in costs.items():
+        of_lm = re.search(r"name_or_path=(\S+)", commands[name])
+        about = Path(of_lm[1].format(lm=lm, shared="")).name if of_lm else "tiny-world"
+        wall, processor, peak = map(statistics.median, zip(*found, strict=True))
+        yield Median(group, name, about, plan["repeats"], processor, wall, peak)
 
 
 def main(only: tuple[str, ...] = tuple(GROUPS), lm: str = "tiny-world") -> None:
@@ -78,18 +78,22 @@ def main(only: tuple[str, ...] = tuple(GROUPS), lm: str = "tiny-world") -> None:
 
     Args:
         only: Groups of commands.
-        lm: The LM of the second runs: a folder, hub id or tiny-world.
+        lm: The LM of the groups that take one: a folder, hub id or tiny-world.
     """
     rows = [row for group in only for row in measure(group, lm)]
     table = Table.of("commands", rows)
-    print(table.markdown())
-    table = common.add_rows(table, ("group", "command", "lm"), common.RESULTS / "speed")
+    table = common.add_rows(table, "group", "command", "lm")
     times = "command processor wall peak"
+    growing = "('subjects', 'labels', 'kinds', 'LM', 'real LM')"
+    ends = "command in ['1,000', '10,000', '20', '2', '67', '15M', '1.5B', 'ten kinds']"
     common.place_tables(
         {
             "startup": common.shown(table, times, "group in ['startup', 'reproduce']"),
             "studies": common.shown(table, "command peak", "group == 'studies'"),
             "second runs": common.shown(table, times, "group == 'second runs'"),
+            "growth": common.shown(
+                table, "group command lm processor peak", f"group in {growing} and {ends}"
+            ),
         }
     )
 

@@ -12,12 +12,13 @@ to ``benchmarks/results/speed/forecast.csv`` and into docs/forecasts.md.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import torch
 import transformers as hf
@@ -31,7 +32,6 @@ from lincorr_lightning.results.table import Table, column
 
 SHAPES = {"llama-3-8b": (128_256, 4096), "toy": (6000, 64)}
 """Numbers of tokens and of columns of heads that are made up."""
-TWO_THREADS = {**os.environ, "OMP_NUM_THREADS": "2"}
 
 
 @dataclass(frozen=True)
@@ -62,36 +62,19 @@ def store_checkpoint(shape: str, folder: Path) -> Path:
     return folder
 
 
-def forecast(lm: str, folder: str) -> None:
-    """Forecast edits of the tiny world and then of an LM; write what the second took."""
-    from lincorr_lightning.cli import main as lincorr
-
-    def run(name: str) -> Path:
-        options = f"--model.lm.name_or_path={name}", f"--trainer.default_root_dir={folder}"
-        cli = lincorr(["predict", "--config=forecast.yaml", *options, common.QUIET])
-        return Path(cli.trainer.log_dir)
-
-    run("tiny-world")
-    clock = time.perf_counter()
-    processor = time.process_time()
-    results = common.read_numbers(run(lm) / "results.json")
-    cost = {
-        "seconds": time.perf_counter() - clock,
-        "processor": time.process_time() - processor,
-        "head": f"{results['lm']['n_parameters']:,} in {results['lm']['dtype']}",
-    }
-    common.write_numbers(Path(folder) / "cost.json", cost)
-
-
-def measure(lm: str) -> ForecastCost:
-    """Return what a forecast takes in a process of its own."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        path = str(store_checkpoint(lm, folder / "lm") if lm in SHAPES else lm)
-        code = f"from benchmarks.speed.forecast import forecast; forecast({path!r}, {text!r})"
-        cost = common.cost_of([sys.executable, "-c", code], cwd=common.ROOT, env=TWO_THREADS)
+def forecast(lm: str | Path) -> ForecastCost:
+    """Forecast edits of the tiny world and then of an LM; return what the second took."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = "predict", "--config=forecast.yaml", f"--trainer.default_root_dir={folder}"
+        common.results_of(*command)
+        clock, processor = time.perf_counter(), time.process_time()
+        found = common.results_of(*command, f"--model.lm.name_or_path={lm}")["lm"]
         return ForecastCost(
-            Path(lm).name, peak=cost.peak_mib, **common.read_numbers(folder / "cost.json")
+            Path(lm).name,
+            f"{found['n_parameters']:,} in {found['dtype']}",
+            time.perf_counter() - clock,
+            time.process_time() - processor,
+            getrusage(RUSAGE_SELF).ru_maxrss / 1024,
         )
 
 
@@ -101,9 +84,17 @@ def main(lms: tuple[str, ...] = ("tiny-world", "llama-3-8b")) -> None:
     Args:
         lms: Folders of LMs, tiny-world, or llama-3-8b.
     """
-    table = Table.of("forecast", map(measure, lms), ForecastCost)
-    print(table.markdown())
-    table = common.add_rows(table, ("lm",), common.RESULTS / "speed")
+    spawn = get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, spawn, torch.set_num_threads, (2,), max_tasks_per_child=1) as pool,
+    ):
+        paths = [
+            pool.submit(store_checkpoint, lm, Path(folder, lm)).result() if lm in SHAPES else lm
+            for lm in lms
+        ]
+        table = Table.of("forecast", pool.map(forecast, paths), ForecastCost)
+    table = common.add_rows(table, "lm")
     common.place_tables({"forecast": common.shown(table)})
 
 

@@ -10,10 +10,8 @@ is a row that says so.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +19,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from jsonargparse import auto_cli
@@ -50,22 +50,14 @@ class Part:
 def run(words: Sequence[str], seconds: float) -> tuple[float, str | None]:
     """Run ``python -m`` with some words, and return its seconds, and its error if it fails."""
     start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=common.ROOT,
-        start_new_session=True,
-    )
+    # It ends the ranks that the process launched, too, and itself.
+    limit = ["timeout", "--signal=KILL", f"{max(seconds, 0.01)}"]
+    command = [*limit, sys.executable, "-m", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=common.ROOT)
     error = None
-    try:
-        _, errors = process.communicate(timeout=max(seconds, 0))
-        if process.returncode:
-            error = (errors.strip().splitlines() or ["no message"])[-1]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the ranks that it launched, too
-        process.communicate()
+    if done.returncode:
+        error = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if done.returncode == -SIGKILL:
         error = f"not finished after {seconds:.0f} s"
     return time.perf_counter() - start, error
 
@@ -80,34 +72,27 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def difference(run: Path, reference: Path, keys: Sequence[str]) -> tuple[float, float]:
-    """Return how far a run's numbers are from another's: at most, and in the mean.
-
-    Raises:
-        ValueError: They are not the same numbers.
-    """
-    found = []
-    for folder in (run, reference):
-        results = common.read_numbers(next(folder.rglob("results.json")))
-        found.append([*numbers_in([results[key] for key in keys])])
-    if len(found[0]) != len(found[1]):
-        raise ValueError(f"{run} and {reference} do not have the same numbers")
-    apart = [abs(a - b) for a, b in zip(*found, strict=True)]
-    return max(apart), sum(apart) / len(apart)
+    """Return how far a run's numbers are from another's: at most, and in the mean."""
+    files = [next(folder.rglob("results.json")) for folder in (run, reference)]
+    results = [common.read_numbers(file) for file in files]
+    own, other = (np.array([*numbers_in([found[key] for key in keys])]) for found in results)
+    apart = np.abs(own - other)
+    return apart.max(), apart.mean()
 
 
-def parts(lm: str, seconds: float, only: tuple[str, ...]) -> Iterator[Part]:
-    """Measure the parts whose names begin with one of some texts, and yield their rows."""
+def parts(lm: str, seconds: float) -> Iterator[Part]:
+    """Measure the parts, and yield their rows."""
     end = time.perf_counter() + seconds
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     with tempfile.TemporaryDirectory() as folder:
         values = {"lm": lm, "folder": folder}
         for name, text in PLAN["scripts"].items():
-            if name.startswith(only):
-                words = [word.format(**values) for word in shlex.split(text)]
-                took, error = run(words, end - time.perf_counter())
-                yield Part(name, "one GPU", Path(lm).name, device, took, None, None, error)
+            words = [word.format(**values) for word in shlex.split(text)]
+            took, error = run(words, end - time.perf_counter())
+            yield Part(name, "one GPU", Path(lm).name, device, took, None, None, error)
         for name, study in PLAN["studies"].items():
-            for strategy in study["strategies"] if name.startswith(only) else ():
+            about = Path(lm).name if "{lm}" in study["command"] else "tiny-world"
+            for strategy in study["strategies"]:
                 text = f"{study['command']} {PLAN['strategies'][strategy]}"
                 runs = Path(folder) / re.sub(r"\W+", "_", f"{name} {strategy}")
                 words = [word.format(**values) for word in shlex.split(text)]
@@ -118,21 +103,18 @@ def parts(lm: str, seconds: float, only: tuple[str, ...]) -> Iterator[Part]:
                     continue
                 is_known = error is None and reference is not None
                 apart = difference(runs, reference, study["numbers"]) if is_known else (None, None)
-                about = Path(lm).name if "{lm}" in text else "tiny-world"
                 yield Part(name, strategy, about, device, took, *apart, error)
 
 
-def main(lm: str = "tiny-world", seconds: float = 570.0, only: tuple[str, ...] = ("",)) -> None:
+def main(lm: str = "tiny-world", seconds: float = 570.0) -> None:
     """Measure all parts.
 
     Args:
         lm: The LM of the probe and of the edits.
         seconds: Time for all parts together.
-        only: Beginnings of the names of the parts that are measured; others stay as they are.
     """
-    table = Table.of("gpu", parts(lm, seconds, only), Part)
-    print(table.markdown())
-    table = common.add_rows(table, ("part", "strategy", "lm"), common.RESULTS / "speed")
+    table = Table.of("gpu", parts(lm, seconds), Part)
+    table = common.add_rows(table, "part", "strategy", "lm")
     columns = "part strategy lm seconds largest mean"
     text = common.shown(table, columns, "strategy in ['one GPU', 'fsdp', 'states read']")
     common.place_tables({"gpu": text})

@@ -1,7 +1,7 @@
 """Ways to read domain logits of an LM: same subjects, in turns, in one process.
 
-    python -m benchmarks.speed.reading --lm FOLDER --threads 2
-    python -m benchmarks.speed.reading --shape gpt2-small --tokenizer FOLDER --threads 2
+    python -m benchmarks.speed.reading --lm FOLDER
+    python -m benchmarks.speed.reading --shape gpt2-small --tokenizer FOLDER
     python -m benchmarks.speed.reading --device cuda --shape llama-3-8b --dtype bfloat16
 
 reads the prompts of some kinds of knowledge: the published notebook's way (one prompt at a time,
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ import yaml
 from jsonargparse import auto_cli
 from torch import Tensor
 
-from benchmarks.common import RESULTS, add_rows, place_tables, shown
+from benchmarks import common
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm import sample_subjects, usable_strings
 from lincorr_lightning.results.table import Table, column
 
+PUBLISHED = "published"
 PLAIN_BATCH = 32  # on a GPU, eight times as many
+Way = Callable[[list[list[str]]], list[Tensor]]
+"""Returns the logits after each kind's prompts, of the whole vocabulary or of the kind's labels."""
 SHAPES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
@@ -51,34 +54,6 @@ class Speed:
     faster: float = column("times as fast as published", ".1f")
     differs: float | None = column("logits differ by", ".0e")
     r: float | None = column("r of logits", ".4f")
-
-
-@dataclass
-class Way:
-    """A way to read, and what it took so far.
-
-    Attributes:
-        read: Returns the logits of each prompt, of the whole vocabulary or of the labels.
-    """
-
-    read: Callable[[list[list[str]]], list[Tensor]]
-    seconds: float = 0.0
-    prompts: int = 0
-    logits: list[Tensor] = field(default_factory=list)
-    exact: list[Tensor] = field(default_factory=list)
-
-    def speed(self, published: Way, *about: Any) -> Speed:
-        """Return the record of the way, beside the published one."""
-        logits = torch.cat(self.logits)
-        exact = torch.cat(self.exact)
-        return Speed(
-            *about,
-            prompts=self.prompts,
-            rate=self.prompts / self.seconds,
-            faster=self.prompts / self.seconds * published.seconds / published.prompts,
-            differs=float((logits - exact).abs().max() / exact.abs().max()),
-            r=float(torch.corrcoef(torch.stack([logits, exact]))[0, 1]),
-        )
 
 
 def make_lm(lm: str | None, shape: str, tokenizer: str, dtype: str, device: str) -> LanguageModel:
@@ -128,20 +103,15 @@ def plain_batches(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
 
 def ways_of(lm: LanguageModel, domains: Sequence[list[int]]) -> dict[str, Way]:
     """Return the ways by name."""
-
-    def each(read: Callable[[list[str]], Tensor]) -> Way:
-        return Way(lambda prompts: [read(about) for about in prompts])
+    sizes = [len(ids) for ids in domains]
 
     def ours(share: bool) -> Way:
         reader = LanguageModel.from_module(lm.model, lm.tokenizer, share_prefixes=share)
-        sizes = [len(ids) for ids in domains]
-        return Way(
-            lambda prompts: list(reader.joint_logits(prompts, domains).cpu().split(sizes, 1))
-        )
+        return lambda prompts: list(reader.joint_logits(prompts, domains).cpu().split(sizes, 1))
 
     return {
-        "published": each(lambda prompts: published(lm, prompts)),
-        "transformers, batches": each(lambda prompts: plain_batches(lm, prompts)),
+        PUBLISHED: lambda prompts: [published(lm, about) for about in prompts],
+        "transformers, batches": lambda prompts: [plain_batches(lm, about) for about in prompts],
         "ours, prompts one by one": ours(False),
         "ours, shared prefixes": ours(True),
     }
@@ -157,7 +127,6 @@ def main(
     n_published: int = 8,
     dtype: str = "float32",
     device: str = "cpu",
-    threads: int | None = None,
     part_size: int = 64,
 ) -> None:
     """Measure.
@@ -171,43 +140,44 @@ def main(
         n_published: Subjects of each turn that the published way reads.
         dtype: Precision of the weights.
         device: cpu or cuda.
-        threads: Number of CPU threads; null takes torch's default.
         part_size: Subjects of each turn.
     """
-    torch.set_num_threads(threads or torch.get_num_threads())
     model = make_lm(lm, shape, tokenizer, dtype, device)
     kinds = Catalogue.load().select(list(knowledge))
     domains = [list(build_domain(kind, model.tokenizer).token_ids) for kind in kinds]
     words = 1 if n_subjects <= len(usable_strings(model.tokenizer)) else 2
     subjects = sample_subjects(model.tokenizer, n_subjects, words_per_subject=words)
     ways = ways_of(model, domains)
+    seconds, read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
+    logits: dict[str, list[Tensor]] = {name: [] for name in ways}  # after what all of them read
     for part, start in enumerate((0, *range(0, n_subjects, part_size))):  # the first one warms up
-        exact: list[Tensor] = []
         for name, way in ways.items():
-            n = n_published if name == "published" else part_size
+            n = n_published if name == PUBLISHED else part_size
             chosen = subjects[start : start + part_size][:n]
             prompts = [[kind.prompt(subject) for subject in chosen] for kind in kinds]
-            found, seconds = timed(partial(way.read, prompts), device)
+            found, took = timed(partial(way, prompts), device)
             if part == 0:
                 continue
-            way.seconds += seconds
-            way.prompts += sum(map(len, prompts))
-            labels = [
-                logits if logits.shape[1] == len(ids) else logits[:, ids]
-                for logits, ids in zip(found, domains, strict=True)
-            ]
-            exact = exact or [logits.double() for logits in labels]
-            for logits, right in zip(labels, exact, strict=True):
-                way.logits.append(logits[: len(right)].double().flatten())
-                way.exact.append(right.flatten())
+            seconds[name] += took
+            read[name] += sum(map(len, prompts))
+            for rows, ids in zip(found, domains, strict=True):
+                labels = rows if rows.shape[1] == len(ids) else rows[:, ids]
+                logits[name].append(labels[:n_published].double().flatten())
     device_name = device if device == "cpu" else torch.cuda.get_device_name()
     about = Path(lm).name if lm else shape, dtype, device_name, len(kinds)
-    rows = [way.speed(ways["published"], *about, name) for name, way in ways.items()]
-    table = Table.of("reading", rows)
-    print(table.markdown())
-    table = add_rows(table, ("lm", "dtype", "device", "kinds", "way"), RESULTS / "speed")
+    rates = {name: n / seconds[name] for name, n in read.items()}
+    exact = torch.cat(logits[PUBLISHED])
+    speeds = []
+    for name, rate in rates.items():
+        own = torch.cat(logits[name])
+        differs = float((own - exact).abs().max() / exact.abs().max())
+        r = float(torch.corrcoef(torch.stack([own, exact]))[0, 1])
+        faster = rate / rates[PUBLISHED]
+        speeds.append(Speed(*about, name, read[name], rate, faster, differs, r))
+    table = Table.of("reading", speeds)
+    table = common.add_rows(table, "lm", "dtype", "device", "kinds", "way")
     columns = "lm dtype device way rate faster differs"
-    place_tables({"reading": shown(table, columns, "prompts.notna()")})
+    common.place_tables({"reading": common.shown(table, columns, "prompts.notna()")})
 
 
 if __name__ == "__main__":

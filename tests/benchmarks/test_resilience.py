@@ -10,7 +10,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from benchmarks import common
-from benchmarks.real_lms import post_training, resilience_pairs
+from benchmarks.real_lms import post_training
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm import tiny_world
 from lincorr_lightning.lm.config import LMConfig
@@ -37,6 +37,8 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     package = SimpleNamespace(PACKAGE="p", download_wheels=lambda *_: [Path()], rows=rows)
     monkeypatch.setitem(sys.modules, "benchmarks.real_lms.fetch_texts", package)
+    studies = {"all": ["--model.knowledge=[city,country]", "--model.random_labels=2"]}
+    monkeypatch.setattr(post_training, "STUDIES", studies)
     for name, value in {"N_HALF": 60, "SEEDS": 2, "LENGTH": 8, "N_HELD_OUT": 3}.items():
         monkeypatch.setattr(post_training, name, value)
 
@@ -47,6 +49,7 @@ def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
     output = tmp_path / "scores.csv"
     for _ in range(2):  # the second time, nothing is lacking
         post_training.main(TINY_WORLD, tmp_path, steps=(2,), output=output)
+    assert len(pd.read_csv(tmp_path / "resilience_pairs.csv")) == 2 * 2
     scores = pd.read_csv(output)
     assert scores.groupby(["text", "steps"]).size().to_dict() == {
         (text, steps): 2 * len(post_training.PAIRS)
@@ -70,22 +73,17 @@ def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_an_lm_keeps_all_of_its_own_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after = tmp_path / "questions_1" / "8"
-    after.parent.mkdir()
-    after.symlink_to(TINY_WORLD)
+def test_an_lm_keeps_all_of_its_own_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = '--model.pairs=["name_country->country"]'
     studies = {
         "all": ["--model.knowledge=[city,country,X+1,X+2]"],
         "similes": ["--model.knowledge=[name_country,country]", pairs],
     }
-    monkeypatch.setattr(resilience_pairs, "STUDIES", studies)
-    for _ in range(2):  # the second time, nothing is lacking
-        resilience_pairs.main(TINY_WORLD, (after,), tmp_path / "pairs.csv")
-    found = pd.read_csv(tmp_path / "pairs.csv")
+    monkeypatch.setattr(post_training, "STUDIES", studies)
+    found = post_training.score_all(TINY_WORLD, TINY_WORLD)
     assert len(found) == 4 * 3 + 1
     assert found["after"].tolist() == found["before"].tolist() == found["refitted"].tolist()
-    groups = pd.read_csv(tmp_path / "resilience_groups.csv").set_index("group")
+    groups = post_training.groups(found.assign(lm="a", text="b", steps=8)).set_index("group")
     sizes = {"relations": 1, "other pairs": 9, "numbers (figure 9)": 2, "similes (table 9)": 1}
     assert groups["pairs"].to_dict() == sizes
     numbers = found[found["source"].str.startswith("X") & found["target"].str.startswith("X")]
@@ -97,9 +95,9 @@ def test_an_lm_keeps_all_of_its_own_maps(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_document_has_the_committed_means() -> None:
     scores = common.read_csv(post_training.FILE)
     by_training, means = post_training.means(scores)
-    groups = resilience_pairs.groups(common.read_csv(resilience_pairs.FILE))
+    groups = post_training.groups(common.read_csv(post_training.PAIRS_FILE))
     tables = post_training.tables(by_training)
-    tables["resilience_pairs"] = resilience_pairs.table(groups)
+    tables["resilience_pairs"] = post_training.groups_table(groups)
     text = common.all_text()
     assert common.placed(text, tables) == text
     assert len(post_training.figure(scores).axes) == 4
