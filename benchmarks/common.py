@@ -61,13 +61,7 @@ def scored(path: str, heading: str = "", format: str = ".2f") -> Any:
 
 
 def number_at(values: Any, path: str) -> Any:
-    """Return what a path leads to: a number, an `Estimate` of a mean with an interval, or None.
-
-    Of several paths with ``|`` between, the first that leads to something.
-    """
-    if "|" in path:
-        found = (number_at(values, one) for one in path.split("|"))
-        return next((value for value in found if value is not None), None)
+    """Return what a path leads to: a number, an `Estimate` of a mean with an interval, or None."""
     for key in path.split("."):
         values = values.get(key) if isinstance(values, Mapping) else None
     if isinstance(values, Mapping):

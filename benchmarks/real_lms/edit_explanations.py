@@ -54,17 +54,30 @@ def margins(weights: FLOATS, is_right: npt.NDArray[np.bool_]) -> FLOATS:
     return np.asarray(best - np.where(is_right, -np.inf, weights).max(1))
 
 
-def row_r(first: FLOATS, second: FLOATS) -> FLOATS:
-    """Return Pearson's r of each row of two matrices, from which columns' means are taken out."""
+def centred(values: FLOATS) -> FLOATS:
+    """Return a matrix without the means of its columns, and then of its rows."""
+    values = values - values.mean(0)
+    return np.asarray(values - values.mean(1, keepdims=True))
 
-    def centred(values: FLOATS) -> FLOATS:
-        values = values - values.mean(0)
-        return np.asarray(values - values.mean(1, keepdims=True))
 
-    first, second = centred(first), centred(second)
+def row_r(first: FLOATS, second: FLOATS, *given: FLOATS) -> FLOATS:
+    """Return Pearson's r of each row of two matrices, from which columns' means are taken out.
+
+    It is partial where other matrices are given, row by row.
+    """
+    first, second, *given = map(centred, (first, second, *given))
+    if given:
+        known = np.stack(given, 2)
+        first, second = (x - project(known, x) for x in (first, second))
     products = (first * second).sum(1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(products / np.sqrt((first**2).sum(1) * (second**2).sum(1)))
+
+
+def project(known: FLOATS, values: FLOATS) -> FLOATS:
+    """Return what a linear function of ``(n, t, k)`` known numbers fits of ``(n, t)`` values."""
+    inverse = np.linalg.pinv(known)
+    return np.asarray(np.einsum("ntk,nks,ns->nt", known, inverse, values))
 
 
 def changes(arrays: dict[str, Any]) -> list[FLOATS]:

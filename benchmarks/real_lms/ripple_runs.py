@@ -101,6 +101,17 @@ class RippleRun:
         shares["others_taught"] = taught
         return shares
 
+    def given(self, labels: INTS, step: int) -> tuple[FLOATS, FLOATS]:
+        """Return to whom target labels, ``(n,)``, are given after a step, and were not before.
+
+        Whether to each edit's own person, and the share of other people, ``(n,)``.
+        """
+        of, s = self.arrays, self.steps.index(step)
+        own = (of["own"][s] == labels) & (of["before"].argmax(1) != labels)
+        wanted = labels[:, None]
+        others = (of["others"][s] == wanted) & (of["before_others"] != wanted)
+        return own.astype(float), others.mean(1)
+
     def index_at(self, rule: str) -> INTS:
         """Return the position of each edit's step among `steps`; -1 for none.
 

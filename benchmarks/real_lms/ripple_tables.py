@@ -20,7 +20,7 @@ from benchmarks.real_lms.ripple_runs import FLOATS, INTS, PEAK, RULES, RippleRun
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.table import column
 
-N_RESAMPLES = 1000
+N_RESAMPLES = 2000
 MIN_PER_CLASS = 10
 N_PERMUTATIONS = 200
 
@@ -166,7 +166,8 @@ class Along:
 
     r is over labels, of each edit, after each label's mean over edits and each edit's mean over
     labels are taken out; mean over right answers. Of the *specific* change, that of other people is
-    taken out, too. The lead is that of the nearest word, in r with the change of other people.
+    taken out, too. The lead is that of the nearest word, in r with the change of other people;
+    `given` is r with it where the nearest word is given, and of W beyond W₀, W₀, too.
     AUROC is of the highest weight of a right label minus the highest of a wrong one for edits whose
     own target generalizes, with intervals from samples of answers. Of nulls, both are means over
     draws; GradSim (arXiv 2407.12828) is one number of an edit.
@@ -181,6 +182,7 @@ class Along:
     r_others: Estimate | None = column("r, other people", ".2f")
     r_specific: Estimate | None = column("r, specific", ".2f")
     lead: Estimate | None = column("nearest word's lead", "+.2f")
+    given: Estimate | None = column("r, other people, given the nearest word", ".2f")
     auroc: Estimate | None = column("AUROC", ".2f")
     auroc_within: Estimate | None = column("AUROC, one answer", ".2f")
     auroc_specific: Estimate | None = column("AUROC, specific", ".2f")
@@ -201,6 +203,8 @@ PREDICTORS = {
 """What may say which target logits an edit changes, by the names of arrays."""
 NULLS = {"rotated": "nearest word, covariance turned", "shuffled": "nearest word, labels shuffled"}
 GRADSIM = "GradSim"
+BEYOND_W0 = "W, given W₀"
+PRIOR = "prior of the answer"
 
 
 def interval(values: FLOATS) -> Estimate:
@@ -288,19 +292,28 @@ def along(run: RippleRun, k: int) -> Iterator[Along]:
             auroc(run, score, is_specific),
         )
 
-    nearest = row_r(run.arrays["nearest"], of_others)
-    reference = run.arrays["reference"]
+    near, w, w0, reference = (run.arrays[key] for key in ("nearest", "W", "W0", "reference"))
+    nearest = row_r(near, of_others)
     for key, weights in predictions(run, k).items():
         r = [row_r(weights, x) for x in (change, of_others, change - of_others)]
-        lead = None if key == "nearest" else run.by_answer(nearest - r[1])
-        means = (*map(run.by_answer, r), lead)
+        lead = given = None
+        if key != "nearest":
+            lead = run.by_answer(nearest - r[1])
+            given = run.by_answer(row_r(weights, of_others, near))
+        means = (*map(run.by_answer, r), lead, given)
         yield Along(*about, PREDICTORS[key], *means, *areas_of(margins(weights, reference)))
+    partial = [row_r(w, x, w0) for x in (change, of_others, change - of_others)]
+    beyond_both = run.by_answer(row_r(w, of_others, near, w0))
+    r = (*map(run.by_answer, partial), run.by_answer(nearest - partial[1]), beyond_both)
+    yield Along(*about, BEYOND_W0, *r, None, None, None)
+    prior = margins(run.arrays["prior"], reference)
+    yield Along(*about, PRIOR, None, None, None, None, None, *areas_of(prior))
     if "gradsim" in run.arrays:
         for key, name in NULLS.items():
             parts = np.moveaxis(run.arrays[f"{key}_r"][:, :, k].astype(float), 1, 0)
-            means = (*map(run.by_answer, parts), run.by_answer(nearest - parts[1]))
+            means = (*map(run.by_answer, parts), run.by_answer(nearest - parts[1]), None)
             yield Along(*about, name, *means, *areas_of(run.arrays[f"{key}_margin"]))
-        yield Along(*about, GRADSIM, None, None, None, None, *areas_of(run.arrays["gradsim"]))
+        yield Along(*about, GRADSIM, None, None, None, None, None, *areas_of(run.arrays["gradsim"]))
 
 
 @dataclass(frozen=True)
@@ -462,6 +475,33 @@ def missed(run: RippleRun) -> Iterator[Missed]:
 
 
 @dataclass(frozen=True)
+class Contested:
+    """What other people are given after a step by edits whose nearest word is wrong.
+
+    Shares of other people to whom the nearest word, or a right answer, is given and was not before:
+    means over right answers, with 95 % intervals over them.
+    """
+
+    lm: str = column("LM")
+    relation: str = column("edits of")
+    step: int = column("", "d")
+    edits: int = column("edits, nearest word wrong", "d")
+    nearest: Estimate = column("given the nearest word", ".0%")
+    right: Estimate = column("given a right answer", ".0%")
+    difference: Estimate = column("nearest word − right answer", "+.0%")
+
+
+def contested(run: RippleRun, step: int) -> Contested:
+    """Return what other people are given after a step where the nearest word is wrong."""
+    _, near = run.given(run.arrays["nearest"].argmax(1), step)
+    right = run.shares["leak"][run.steps.index(step)]
+    values = [near, right, near - right]
+    is_wrong = ~run.nearest_right
+    means = [run.by_answer(np.where(is_wrong, x, np.nan)) for x in values]
+    return Contested(run.lm, arrow(run.relation), step, int(is_wrong.sum()), *means)
+
+
+@dataclass(frozen=True)
 class Fictitious:
     """Edits of cities of which an LM was taught false countries, means over true countries.
 
@@ -490,14 +530,15 @@ def fictitious(run: RippleRun) -> Iterator[Fictitious]:
 
     w = of["W"].argmax(1)
     for i, step in enumerate(run.steps):
+        own, others = run.given(true, step)
         yield Fictitious(
             run.lm,
             step,
             len(true),
             mean(run.in_context_right).value,
             mean(run.shares["own"][i]),
-            mean(of["own"][i] == true),
-            mean((of["others"][i] == true[:, None]).mean(1)),
+            mean(own),
+            mean(others),
             mean(run.is_right(w)).value,
             mean(w == true).value,
         )

@@ -38,8 +38,8 @@ class PairScores:
 
     Those of whole LMs have layer ``all``. `plain` is of the plain map, all other numbers are of the
     ridge that ``auto`` takes. `best` and `above_best` are of the strongest of the baselines that
-    know the vocabulary alone, by answer; of probes before version 0.3, which lack the causal inner
-    product, over source answers.
+    know the vocabulary alone, by answer, and not there in probes before version 0.3. `best_ridge`
+    is of the ridge at which most source answers are right first, which is chosen on them.
     """
 
     lm: str = column("LM")
@@ -55,25 +55,20 @@ class PairScores:
     cosine_gaussian: float = scored("decomposition.cosine", "cosine of W, W₀")
     n: int = scored("precision.influenced.n", "answers", "d")
     plain: float | None = column("right first: W, ridge 0", ".2f", None)
+    best_ridge: float | None = column("W, best ridge", ".2f", None)
     right: float = scored("precision.influenced.1", "W, ridge auto")
     constant: float = scored("precision.baselines.constant.1", "best constant")
     cosine: float = scored("precision.baselines.unembedding.1", "nearest word, cosine")
     nearest_word: float = scored("precision.baselines.causal_inner_product.1", "nearest word")
     same_prompt: float = scored("precision.baselines.same_prompt.1", "same prompt")
     gaussian_states: float = scored("precision.baselines.gaussian_states.1", "Gaussian states")
-    best: str = scored(
-        "above_best_baseline.by_answer.baseline|excess_over_unembedding.baseline",
-        "best baseline",
-        "",
-    )
-    above_best: Estimate = scored(
-        "above_best_baseline.by_answer|excess_over_unembedding", "W above it"
-    )
+    best: str = scored("above_best_baseline.by_answer.baseline", "best baseline, by answer", "")
+    above_best: Estimate = scored("above_best_baseline.by_answer", "W above it")
     by_answer: float = scored("precision.macro.1", "by answer: W")
     nearest_by_answer: float = scored(
         "precision.baselines.causal_inner_product.macro_1", "nearest word, by answer"
     )
-    best_by_answer: float | None = column("best baseline, by answer", ".2f", None)
+    best_by_answer: float | None = column("its share", ".2f", None)
     partial: float = scored("partial_label_mean", "r given controls")
     paper: float | None = column("paper, Llama 3.2 3B", ".2f", None)
     unrelated: float = scored("control_label_mean", "unrelated prompt")
@@ -97,6 +92,7 @@ def pairs_of(lm: str, run: str, results: Path) -> Iterator[PairScores]:
     paths = {pair_name(entry): entry["path"] for entry in found.get("ridge_path", ())}
     for pair in (*found.get("logit_lens", ()), *found.get("pairs", ())):
         name = pair_name(pair)
+        shares = [step["influenced"]["1"] for step in paths.get(name, ())] or [None]
         precision = pair.get("precision")  # of pairs with a reference
         baselines = (precision or {}).get("baselines", {}).values()
         yield record(
@@ -106,7 +102,8 @@ def pairs_of(lm: str, run: str, results: Path) -> Iterator[PairScores]:
             pair=arrow(name),
             layer=str(pair.get("layer", "all")),
             is_known=precision is not None,
-            plain=paths[name][0]["influenced"]["1"] if name in paths else None,
+            plain=shares[0],
+            best_ridge=max(shares) if name in paths else None,
             best_by_answer=max((scores["macro_1"] for scores in baselines), default=None),
             paper=of_paper("label_mean", name),
         )

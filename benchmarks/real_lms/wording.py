@@ -6,15 +6,15 @@ It reads the probes of ``run.py``; ``findings.py`` writes the tables. Prompts of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
-from pandas import Series
+from pandas import DataFrame
 
-from benchmarks.common import Estimate, mean_estimate
+from benchmarks.common import Estimate
 from benchmarks.real_lms.tables import PairScores
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.results.table import column
@@ -47,14 +47,17 @@ class Wording:
     """r of related pairs of an LM beside controls in the same sentences, means over pairs.
 
     *Controls as source* predict the same target from the prompts of controls in the source's
-    sentence, *as target* the words of controls in the target's. Leads have 95 % intervals over
-    pairs. Random words are the stronger of both sides.
+    sentence, *as target* the words of controls in the target's; *others* are unrelated kinds of
+    knowledge in other sentences, in the same places. Leads have 95 % intervals from samples of
+    kinds of knowledge, which pairs share. Random words are the stronger of both sides.
     """
 
     lm: str = column("LM")
     pairs: int = column("related pairs", "d")
     r: float = column("r", ".2f")
     words: float = column("random words", ".2f")
+    other_source: float = column("others as source", ".2f")
+    other_target: float = column("others as target", ".2f")
     as_source: float = column("controls as source", ".2f")
     as_target: float = column("controls as target", ".2f")
     lead_source: Estimate = column("lead over controls as source", "+.2f")
@@ -104,39 +107,74 @@ def is_control(name: str) -> bool:
     return any(name in controls for controls in SENTENCES.values())
 
 
+def over_kinds(ends: Sequence[tuple[str, str]], values: FLOATS) -> Estimate:
+    """Return the mean over pairs, with a 95 % interval from samples of kinds of knowledge.
+
+    A pair counts in a sample as often as its source times as often as its target was drawn.
+    """
+    names = sorted({name for pair in ends for name in pair})
+    index = np.array([[names.index(name) for name in pair] for pair in ends])
+    drawn = np.random.default_rng(0).multinomial(
+        len(names), np.full(len(names), 1 / len(names)), size=N_DRAWS
+    )
+    weights = drawn[:, index[:, 0]] * drawn[:, index[:, 1]]
+    weights = weights[weights.sum(1) > 0]
+    low, high = np.quantile(weights @ values / weights.sum(1), [0.025, 0.975])
+    return Estimate(float(values.mean()), float(low), float(high))
+
+
 def wording_of(lm: str, rows: Sequence[PairScores]) -> Wording:
     """Return the related pairs of an LM beside controls."""
-    r = {tuple(row.pair.split("→")): row.r for row in rows}
-    related = [row for row in rows if row.is_known]
+    ends = {row: tuple(row.pair.split("→")) for row in rows}
+    r = {pair: row.r for row, pair in ends.items()}
+    known = {pair for row, pair in ends.items() if row.is_known}
+    others = [name for name in dict.fromkeys(a for a, _ in r) if not is_control(name)]
+
+    def beside(pairs: Iterable[tuple[str, str]]) -> float:
+        return float(np.mean([r[pair] for pair in pairs if pair in r]))
+
     found = []
-    for row in related:
-        source, target = row.pair.split("→")
-        if not (SENTENCES.get(source) and SENTENCES.get(target)):
+    for row, (source, target) in ends.items():
+        controls = SENTENCES.get(source), SENTENCES.get(target)
+        if not row.is_known or None in controls:
             continue
-        as_source = [r[one, target] for one in SENTENCES[source] if (one, target) in r]
-        as_target = [r[source, one] for one in SENTENCES[target] if (source, one) in r]
-        if as_source and as_target:
-            words = max(row.source_words, row.target_words)
-            found.append((row.r, words, as_source, as_target, row.partial))
-    values = np.array([x[0] for x in found])
-    by_source, by_target = (np.array([np.mean(x[i]) for x in found]) for i in (2, 3))
-    others = [
+        near, far = (
+            [(one, target) for one in controls[0]],
+            [(source, one) for one in controls[1]],
+        )
+        elsewhere = (
+            [(one, target) for one in others if SENTENCES.get(one) != controls[0]],
+            [(source, one) for one in others if SENTENCES.get(one) != controls[1]],
+        )
+        found.append(
+            {
+                "ends": (source, target),
+                "r": row.r,
+                "words": max(row.source_words, row.target_words),
+                "other_source": beside(pair for pair in elsewhere[0] if pair not in known),
+                "other_target": beside(pair for pair in elsewhere[1] if pair not in known),
+                "as_source": beside(near),
+                "as_target": beside(far),
+                "is_above": row.r > max(r[pair] for pair in (*near, *far) if pair in r),
+                "partial": row.partial,
+            }
+        )
+    table = DataFrame(found)
+    unrelated = [
         row.partial
-        for row in rows
-        if not row.is_known and not any(map(is_control, row.pair.split("→")))
+        for row, pair in ends.items()
+        if not row.is_known and not any(map(is_control, pair))
     ]
+    means = table.drop(columns=["ends", "is_above"]).mean()
     return Wording(
         lm,
-        len(found),
-        values.mean(),
-        float(np.mean([x[1] for x in found])),
-        by_source.mean(),
-        by_target.mean(),
-        mean_estimate(Series(values - by_source)),
-        mean_estimate(Series(values - by_target)),
-        sum(x[0] > max(*x[2], *x[3]) for x in found),
-        float(np.nanmean([x[4] for x in found])),
-        float(np.nanmean(np.array(others, dtype=float))),
+        len(table),
+        **means[["r", "words", "other_source", "other_target", "as_source", "as_target"]],
+        lead_source=over_kinds(table["ends"], (table["r"] - table["as_source"]).to_numpy()),
+        lead_target=over_kinds(table["ends"], (table["r"] - table["as_target"]).to_numpy()),
+        n_above=int(table["is_above"].sum()),
+        partial=means["partial"],
+        partial_unrelated=float(np.nanmean(np.array(unrelated, dtype=float))),
     )
 
 

@@ -53,8 +53,9 @@ def test_related_pairs_stand_beside_controls(rows: list[PairScores]) -> None:
     assert (row.r, row.as_source, row.as_target) == pytest.approx(
         (r.mean(), as_source.mean(), as_target.mean())
     )
-    interval = stats.ttest_1samp(r - as_source, 0).confidence_interval()
-    assert row.lead_source == pytest.approx((np.mean(r - as_source), *interval))
+    # Both pairs share no kind: a sample in fifteen has the one or the other alone.
+    leads = r - as_source
+    assert row.lead_source == pytest.approx((leads.mean(), leads.min(), leads.max()))
     assert row.partial == pytest.approx(r.mean() / 2)
     assert row.partial_unrelated == pytest.approx((0.3 + 0.1) / 4)
 
