@@ -441,9 +441,13 @@ def documented(numbers: Numbers, tables: Mapping[str, Table]) -> dict[str, str]:
         "real_ripples": common.shown(
             tables["ripples"],
             "lm step learned own leak specific others_taught nobody color pet",
-            f"run in {SHIPPED} and {of_city} and step in ['1', '2', '3', '5', '{LAST}', '20']",
+            f"run in {SHIPPED} and {of_city} and step in ['1', '2', '3', '{LAST}']",
         ),
-        "real_windows": common.shown(tables["windows"]),
+        "real_windows": common.shown(
+            tables["windows"],
+            "lm relation run edits answers seeds peak own leak specific last steps",
+            "run not in ['landmarks', 'occupations']",
+        ),
         "real_along": pivot(
             tables["along"],
             "by",
