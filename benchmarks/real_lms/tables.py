@@ -15,7 +15,6 @@ from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.table import column
 
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
-SIGNIFICANT = 0.05
 
 
 def load(lm: str, run: str, results: Path) -> dict[str, Any]:
@@ -73,10 +72,6 @@ class PairScores:
     paper: float | None = column("paper, Llama 3.2 3B", ".2f", None)
     unrelated: float = scored("control_label_mean", "unrelated prompt")
     q: float = scored("q", "q, unrelated prompt", ".1g")
-
-    def exceeds_unrelated(self) -> bool:
-        """Return whether r exceeds that of the unrelated prompt."""
-        return self.r > self.unrelated and self.q < SIGNIFICANT
 
     def exceeds_words(self) -> bool:
         """Return whether r exceeds that of random words on both sides, 95 % each."""
