@@ -87,7 +87,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StudyCost:
     """A row of the table."""
 
     study: str
@@ -149,11 +149,11 @@ def adapter_bytes(width: int = 4096, values: int = 1024, mlp: int = 14336) -> fl
     return float(EDIT_BYTES * LORA["edits_per_step"] * n)
 
 
-def costs(machine: Machine) -> Iterable[Cost]:
+def costs(machine: Machine) -> Iterable[StudyCost]:
     """Yield the rows of the table."""
     forecast = measured("forecast", lm="llama-3-8b")
     minutes = forecast.seconds / 60
-    yield Cost("forecast, 150 edits", None, None, 0, forecast.peak / 1024, minutes, 0.0)
+    yield StudyCost("forecast, 150 edits", None, None, 0, forecast.peak / 1024, minutes, 0.0)
     start = measured("commands", command="main job").wall
     each = f"{N_EDITS} LMs of one edit"
     works = [
@@ -170,7 +170,7 @@ def costs(machine: Machine) -> Iterable[Cost]:
             seconds = work.seconds(machine, gpus)
             memory = machine.bytes + passes + (adapter_bytes() if work.batches else 0)
             about = work.study, work.prompts, work.loads, gpus, memory / GIB
-            yield Cost(*about, seconds / 60, gpus * seconds / 3600)
+            yield StudyCost(*about, seconds / 60, gpus * seconds / 3600)
 
 
 def tables(gigabytes_per_second: float = 1.0) -> dict[str, str]:
@@ -179,7 +179,7 @@ def tables(gigabytes_per_second: float = 1.0) -> dict[str, str]:
     stacked = measured("stacked_edits", device="NVIDIA H200", side_by_side=64)
     step = 64 * stacked.seconds / 10 / 4  # ten steps; the tiny world has four layers
     table = Table.of(
-        "costs", costs(Machine("llama-3-8b", "NVIDIA H200", 2 * 8.03e9, load, step=step)), Cost
+        "costs", costs(Machine("llama-3-8b", "NVIDIA H200", 2 * 8.03e9, load, step=step)), StudyCost
     )
     forecast, probe_, edits_, edited_, _, paper_ = table.frame[table.frame.gpus < 2].minutes.map(
         "{:.1f}".format

@@ -27,6 +27,8 @@ from torch.nn.functional import normalize
 from benchmarks import common
 from benchmarks.common import Estimate
 from benchmarks.real_lms.ripple_runs import RippleRun
+from benchmarks.real_lms.ripple_tables import NEAREST
+from benchmarks.real_lms.run import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.finetune import interventions as moves
@@ -35,7 +37,6 @@ from lincorr_lightning.functional.significance import mean_interval
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.table import column
 
-REAL_LMS = common.RESULTS / "real_lms"
 STATES = "causal.npz"
 SETTINGS = (
     "fit",
@@ -48,7 +49,6 @@ SETTINGS = (
 )
 SEEDS = ("seed_everything", "data.seed", "model.adapter.seed")
 RESPONSE = "generalized"
-NEAREST = "nearest word"
 MAPS = {"W": "W", "W0": "W0", "nearest": NEAREST}
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 

@@ -52,8 +52,8 @@ SHIPPED = ("lora", "larger")
 CITY = "city→country"
 LAST = 10
 """The step that the paper measures edits after."""
-TRUE = (*SHIPPED, "landmarks", "occupations")
-"""The same, also of other relations."""
+OF_ALL_RELATIONS = (*SHIPPED, "landmarks", "occupations")
+"""The same, and those of landmarks and jobs."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ def read_all(results: Path) -> Numbers:
     }
     runs = sorted(read_runs(results), key=lambda run: LMS.index(run.lm))
     shipped = [run for run in runs if run.name in SHIPPED]
+    of_all = [run for run in runs if run.name in OF_ALL_RELATIONS]
     steps = [(run, k) for run in shipped for k in dict.fromkeys((run.kept_peak, len(run.kept) - 1))]
     by_step = [list(ripple_tables.ripples(run)) for run in runs if run.name != "fictitious"]
     of_wording = list(wordings(probes["pairs"]))
@@ -144,8 +145,8 @@ def read_all(results: Path) -> Numbers:
         along=[row for run, k in steps for row in ripple_tables.along(run, k)],
         beyond=[ripple_tables.beyond(run) for run in runs if run.name != "fictitious"],
         gradients=[row for run in shipped for row in ripple_tables.gradients_at(run)],
-        contested=[ripple_tables.contested(run, LAST) for run in runs if run.name in TRUE],
-        missed=[row for run in runs if run.name in TRUE for row in ripple_tables.missed(run)],
+        contested=[ripple_tables.contested(run, LAST) for run in of_all],
+        missed=[row for run in of_all for row in ripple_tables.missed(run)],
         fictitious=[
             row for run in runs if run.name == "fictitious" for row in ripple_tables.fictitious(run)
         ],
@@ -159,7 +160,7 @@ def read_all(results: Path) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Comparison:
     """A number of an LM, that of the strongest baseline, and whether the finding holds."""
 
     number: float
@@ -179,7 +180,7 @@ class Finding:
 
     claim: str
     baseline: str
-    rule: Callable[[Numbers, str], Outcome]
+    rule: Callable[[Numbers, str], Comparison]
 
 
 def one(rows: list[Any], **wanted: Any) -> Any:
@@ -197,24 +198,26 @@ def shipped(rows: list[Any], lm: str, relation: str, **wanted: Any) -> Any:
     return one(own, lm=lm, relation=relation, **wanted)
 
 
-def above_words(numbers: Numbers, lm: str) -> Outcome:
+def above_words(numbers: Numbers, lm: str) -> Comparison:
     """Return whether r of most pairs with a reference exceeds random words, on both sides."""
     city = one(numbers.pairs, lm=lm, pair=CITY)
     known = [row for row in numbers.pairs if row.lm == lm and row.is_known]
     n_known = sum(row.exceeds_words() for row in known)
     strongest = max(city.source_words, city.target_words)
-    return Outcome(city.r, strongest, n_known > len(known) / 2, f"{n_known} of {len(known)} pairs")
+    return Comparison(
+        city.r, strongest, n_known > len(known) / 2, f"{n_known} of {len(known)} pairs"
+    )
 
 
-def above_wording(numbers: Numbers, lm: str) -> Outcome:
+def above_wording(numbers: Numbers, lm: str) -> Comparison:
     """Return whether related pairs exceed controls in the same sentences, on both sides."""
     row = one(numbers.wording, lm=lm)
     holds = min(row.lead_source.low, row.lead_target.low) > 0
     note = f"{row.n_above} of {row.pairs} pairs"
-    return Outcome(row.r, max(row.as_source, row.as_target), holds, note)
+    return Comparison(row.r, max(row.as_source, row.as_target), holds, note)
 
 
-def precise(numbers: Numbers, lm: str) -> Outcome:
+def precise(numbers: Numbers, lm: str) -> Comparison:
     """Return whether W pairs more answers right than the vocabulary, for most relations."""
     city = one(numbers.pairs, lm=lm, pair=CITY)
     rows = [
@@ -224,65 +227,61 @@ def precise(numbers: Numbers, lm: str) -> Outcome:
         raise KeyError(f"{lm} has no probe with all baselines")
     n_above = sum(row.above_best.low > 0 for row in rows)
     note = f"{n_above} of {len(rows)} relations"
-    return Outcome(city.by_answer, city.best_by_answer, n_above > len(rows) / 2, note)
+    return Comparison(city.by_answer, city.best_by_answer, n_above > len(rows) / 2, note)
 
 
-def specific(step: str, relation: str = CITY) -> Callable[[Numbers, str], Outcome]:
+def specific(step: str, relation: str = CITY) -> Callable[[Numbers, str], Comparison]:
     """Return the rule: more own targets than other people's are right after a step."""
 
-    def rule(numbers: Numbers, lm: str) -> Outcome:
+    def rule(numbers: Numbers, lm: str) -> Comparison:
         row = shipped(numbers.ripples, lm, relation, step=step)
         note = f"step {row.mean_step:.0f}" if step == PEAK else ""
-        return Outcome(row.own.value, row.leak.value, row.specific.low > 0, note)
+        return Comparison(row.own.value, row.leak.value, row.specific.low > 0, note)
 
     return rule
 
 
-def beyond_nearest(numbers: Numbers, lm: str) -> Outcome:
+def beyond_nearest(numbers: Numbers, lm: str) -> Comparison:
     """Return whether own targets at the peak are right more often than the nearest word."""
     row = shipped(numbers.beyond, lm, CITY)
-    return Outcome(row.own, row.nearest, row.lead.low > 0)
+    return Comparison(row.own, row.nearest, row.lead.low > 0)
 
 
-def along_nearest(numbers: Numbers, lm: str) -> Outcome:
+def along_nearest(numbers: Numbers, lm: str) -> Comparison:
     """Return whether others change along the nearest word, more than along W, W₀ and nulls."""
     row = shipped(numbers.along, lm, CITY, step=LAST, by=ripple_tables.NEAREST)
     compared = ("W", "W₀", "nearest word, cosine", *ripple_tables.NULLS.values())
-    others = [
-        other
-        for other in numbers.along
-        if other.run in SHIPPED
-        and (other.lm, other.relation, other.step) == (lm, CITY, LAST)
-        and other.by in compared
+    rivals = [
+        rival
+        for rival in numbers.along
+        if rival.run in SHIPPED
+        and (rival.lm, rival.relation, rival.step) == (lm, CITY, LAST)
+        and rival.by in compared
     ]
-    best = max(others, key=lambda other: other.r_others.value)
-    holds = all(other.lead.low > 0 for other in others)
-    return Outcome(row.r_others.value, best.r_others.value, holds, best.by)
+    best = max(rivals, key=lambda rival: rival.r_others.value)
+    holds = all(rival.lead.low > 0 for rival in rivals)
+    return Comparison(row.r_others.value, best.r_others.value, holds, best.by)
 
 
-def follows_taught(numbers: Numbers, lm: str) -> Outcome:
+def follows_taught(numbers: Numbers, lm: str) -> Comparison:
     """Return whether edits follow the country that the LM was taught, and not the nearest word."""
     row = one(numbers.fictitious, lm=lm, step=LAST)
-    return Outcome(row.taught.value, row.true.value, row.taught.low > row.true.high)
+    return Comparison(row.taught.value, row.true.value, row.taught.low > row.true.high)
 
 
-def carry_over(relation: str) -> Callable[[Numbers, str], Outcome]:
-    """Return the rule: LoRA edits generalize more often than the better baseline is right."""
-
-    def rule(numbers: Numbers, lm: str) -> Outcome:
-        row = one(numbers.edits, lm=lm, relation=relation, method="lora", sample="any")
-        best = max(row.constant_by_answer, row.nearest_by_answer)
-        return Outcome(row.by_answer, best, row.lead.low > 0)
-
-    return rule
+def carry_over(numbers: Numbers, lm: str) -> Comparison:
+    """Return whether LoRA edits generalize more often than the better baseline is right."""
+    row = one(numbers.edits, lm=lm, relation=CITY, method="lora", sample="any")
+    best = max(row.constant_by_answer, row.nearest_by_answer)
+    return Comparison(row.by_answer, best, row.lead.low > 0)
 
 
-def known_in_context(numbers: Numbers, lm: str) -> Outcome:
+def known_in_context(numbers: Numbers, lm: str) -> Comparison:
     """Return whether companies known in context generalize more where the nearest word is wrong."""
     rows = [row for row in numbers.missed if row.lm == lm and row.relation == "ceo→company"]
     row = one(rows, step=str(LAST))
     matched = row.matched_specific
-    return Outcome(
+    return Comparison(
         row.specific_known.value,
         row.specific_unknown.value,
         matched is not None and matched.low > 0,
@@ -290,7 +289,7 @@ def known_in_context(numbers: Numbers, lm: str) -> Outcome:
     )
 
 
-def vocabulary_composes(numbers: Numbers, lm: str) -> Outcome:
+def vocabulary_composes(numbers: Numbers, lm: str) -> Comparison:
     """Return whether a network on the vocabulary exceeds the best baseline with each seed.
 
     It is the plain network, trained alone, on centered embeddings of one city per country. Above
@@ -309,10 +308,12 @@ def vocabulary_composes(numbers: Numbers, lm: str) -> Outcome:
     others = [majority, *(shares[name] for name in ("permuted", "letters") if name in shares)]
     holds = all((composed > other).all() for other in others)
     best = max(nearest["share"], *(other.mean() for other in others))
-    return Outcome(composed.mean(), best, holds and bool((composed > nearest["share_high"]).all()))
+    return Comparison(
+        composed.mean(), best, holds and bool((composed > nearest["share_high"]).all())
+    )
 
 
-def w_is_needed(numbers: Numbers, lm: str) -> Outcome:
+def w_is_needed(numbers: Numbers, lm: str) -> Comparison:
     """Return whether W's direction costs edits after ten steps where the nearest word's is out.
 
     The numbers are what generalizes without both directions, and without the nearest word's.
@@ -322,7 +323,7 @@ def w_is_needed(numbers: Numbers, lm: str) -> Outcome:
         for name in (NOTHING, ripple_tables.NEAREST, f"W, where {ripple_tables.NEAREST} is out")
     )
     left = nothing.value + near.value
-    return Outcome(left + after.value, left, after.high < 0)
+    return Comparison(left + after.value, left, after.high < 0)
 
 
 PEAK_SPECIFIC = Finding(
@@ -373,7 +374,7 @@ FINDINGS = (
     Finding(
         "edits of any city after ten steps, by country",
         "best constant, nearest word",
-        carry_over(CITY),
+        carry_over,
     ),
     PRECISE,
     Finding("r of city→country; of most pairs with a reference", "random words", above_words),
@@ -463,7 +464,7 @@ def documented(numbers: Numbers, tables: Mapping[str, Table]) -> dict[str, str]:
         "real_beyond": common.shown(
             tables["beyond"],
             "lm relation edits own nearest lead n_wrong specific_wrong in_context_wrong",
-            f"run in {TRUE}",
+            f"run in {OF_ALL_RELATIONS}",
         ),
         "real_contested": tables["contested"].markdown(),
         "real_missed": common.shown(

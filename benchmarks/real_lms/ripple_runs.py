@@ -55,7 +55,7 @@ class RippleRun:
         return factorize(np.array(references, dtype=object))[0].astype(np.int64)
 
     def by_answer(self, values: npt.NDArray[Any]) -> Estimate:
-        """Return the mean over answers of a number of each edit, with its interval over answers."""
+        """Return the mean over answers of a number of each edit, ``(n,)``, and its interval."""
         return mean_estimate(Series(values, dtype=float).groupby(self.group).mean().dropna())
 
     def is_right(self, labels: INTS) -> npt.NDArray[np.bool_]:
@@ -101,7 +101,7 @@ class RippleRun:
         shares["others_taught"] = taught
         return shares
 
-    def given(self, labels: INTS, step: int) -> tuple[FLOATS, FLOATS]:
+    def newly_given(self, labels: INTS, step: int) -> tuple[FLOATS, FLOATS]:
         """Return to whom target labels, ``(n,)``, are given after a step, and were not before.
 
         Whether to each edit's own person, and the share of other people, ``(n,)``.
@@ -113,7 +113,7 @@ class RippleRun:
         return own.astype(float), others.mean(1)
 
     def index_at(self, rule: str) -> INTS:
-        """Return the position of each edit's step among `steps`; -1 for none.
+        """Return the position of each edit's step among `steps`, ``(n,)``; -1 for none.
 
         By a rule, or the same step of all edits, as text.
         """
@@ -148,7 +148,7 @@ class RippleRun:
         return max(i for i, one in enumerate(self.kept) if one <= step)
 
     def at(self, index: INTS, values: FLOATS) -> FLOATS:
-        """Return the values of each edit at its own step; NaN where it has none."""
+        """Return the values, ``(s, n)``, of each edit at its own step; NaN where it has none."""
         chosen = values[index, np.arange(values.shape[1])].astype(float)
         return np.where(index < 0, np.nan, chosen)
 

@@ -92,7 +92,7 @@ class Window:
     specific: Estimate = column("specific", ".0%")
     last: Estimate = column("specific, step 10", ".0%")
     steps: str = column("specific at steps")
-    most: float = column("p > .9: specific", ".0%")
+    at_p_9: float = column("p > .9: specific", ".0%")
 
 
 def window(rows: Sequence[Ripple]) -> Window:
@@ -208,12 +208,12 @@ PRIOR = "prior of the answer"
 
 
 def interval(values: FLOATS) -> Estimate:
-    """Return a score with its 95 % interval, from the score and those of samples."""
+    """Return a score with its 95 % interval, from the score and those of samples, ``(1 + n,)``."""
     low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return Estimate(float(values[0]), float(low), float(high))
 
 
-def drawn(group: INTS) -> FLOATS:
+def group_counts(group: INTS) -> FLOATS:
     """Return how often each group is in the data, 1, and in each sample of groups.
 
     The shape is ``(1 + N_RESAMPLES, n_groups)``.
@@ -233,7 +233,7 @@ def areas(
     """Return the AUROC of a score for chosen edits, in each sample of references.
 
     The score, whether an edit is chosen, and the number of its reference are ``(n,)``; `weights`
-    are those of `drawn`. With `within`, it is over pairs with one reference; NaN without any.
+    are `group_counts`. With `within`, it is over pairs with one reference; NaN without any.
     """
     above = values[chosen][:, None]
     below = values[~chosen]
@@ -257,12 +257,12 @@ def auroc(run: RippleRun, score: FLOATS, outcome: FLOATS, within: bool = False) 
 
     None for too few edits with or without it.
     """
-    is_so = outcome > 0
-    if min(is_so.sum(), (~is_so).sum()) < MIN_PER_CLASS:
+    chosen = outcome > 0
+    if min(chosen.sum(), (~chosen).sum()) < MIN_PER_CLASS:
         return None
-    weights = drawn(run.group)
+    weights = group_counts(run.group)
     draws = score[:, None] if score.ndim == 1 else score
-    found = np.mean([areas(one, is_so, run.group, weights, within) for one in draws.T], axis=0)
+    found = np.mean([areas(one, chosen, run.group, weights, within) for one in draws.T], axis=0)
     return None if np.isnan(found[0]) else interval(found)
 
 
@@ -336,7 +336,7 @@ class GradientsAt:
 
 
 def label_r(first: FLOATS, second: FLOATS) -> float:
-    """Return Pearson's r of each column of two matrices, mean over columns."""
+    """Return Pearson's r of each column of two matrices, ``(n, t)``, mean over columns."""
     first, second = (x - x.mean(0) for x in (first, second))
     scale = np.sqrt((first**2).sum(0) * (second**2).sum(0))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -380,11 +380,10 @@ def gradients_at(run: RippleRun) -> Iterator[GradientsAt]:
 class Missed:
     """Edits that the nearest word misses: is what the LM knows in context what generalizes?
 
-    Edits of all runs of a relation at the shipped rate, after a step or at their peak. *Known* are
-    those whose right label leads where the taught statement stands before the prompt. The matched
-    difference is between known and other edits with the same rank of the right label by the nearest
-    word and the same half of its prior logit, weighted by pairs; its interval is from samples of
-    right answers.
+    Edits of a relation at the shipped rate, after a step or at their peak. *Known* are those whose
+    right label leads where the taught statement stands before the prompt. The matched difference is
+    between known and other edits in the same bin of `N_NEARER` and the same half of the right
+    label's prior logit, weighted by pairs; its interval is from samples of right answers.
     """
 
     lm: str = column("LM")
@@ -400,20 +399,20 @@ class Missed:
     paraphrases_unknown: float = column("other wordings, unknown", ".0%")
     matched: Estimate | None = column("matched difference", "+.0%")
     matched_specific: Estimate | None = column("matched difference, specific", "+.0%")
-    near_instead: float = column("nearest word given instead", ".0%")
+    nearest_given: float = column("nearest word given instead", ".0%")
 
 
-RANKS = (1, 2, 4, 9, 1000)
+N_NEARER = (1, 2, 4, 9, 1000)
 """Bins of the number of wrong labels that are nearer than a right one, by their ends."""
 
 
 def strata(run: RippleRun) -> INTS:
-    """Return numbers of strata: the rank of the right label by the nearest word, and its prior."""
+    """Return the stratum of each edit, ``(n,)``: its bin of `N_NEARER` and half of the priors."""
     reference, near = run.arrays["reference"], run.arrays["nearest"]
     best = np.where(reference, near, -np.inf).max(1, keepdims=True)
     n_nearer = ((near > best) & ~reference).sum(1)
     prior = np.where(reference, run.arrays["prior"], -np.inf).max(1)
-    return np.asarray(np.searchsorted(RANKS, n_nearer) * 2 + (prior > np.median(prior)))
+    return np.asarray(np.searchsorted(N_NEARER, n_nearer) * 2 + (prior > np.median(prior)))
 
 
 def matched_difference(
@@ -421,7 +420,7 @@ def matched_difference(
 ) -> Estimate | None:
     """Return the difference of values between known and other chosen edits of the same strata."""
     known, stratum = run.in_context_right, strata(run)
-    weights = drawn(run.group)
+    weights = group_counts(run.group)
     total = np.zeros(len(weights))
     n_pairs = np.zeros(len(weights))
     for one in {*stratum[chosen]}:
@@ -493,7 +492,7 @@ class Contested:
 
 def contested(run: RippleRun, step: int) -> Contested:
     """Return what other people are given after a step where the nearest word is wrong."""
-    _, near = run.given(run.arrays["nearest"].argmax(1), step)
+    _, near = run.newly_given(run.arrays["nearest"].argmax(1), step)
     right = run.shares["leak"][run.steps.index(step)]
     values = [near, right, near - right]
     is_wrong = ~run.nearest_right
@@ -530,7 +529,7 @@ def fictitious(run: RippleRun) -> Iterator[Fictitious]:
 
     w = of["W"].argmax(1)
     for i, step in enumerate(run.steps):
-        own, others = run.given(true, step)
+        own, others = run.newly_given(true, step)
         yield Fictitious(
             run.lm,
             step,

@@ -15,7 +15,6 @@ from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.table import column
 
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
-SIGNIFICANT = 0.05
 
 
 def load(lm: str, run: str, results: Path) -> dict[str, Any]:
@@ -61,22 +60,18 @@ class PairScores:
     cosine: float = scored("precision.baselines.unembedding.1", "nearest word, cosine")
     nearest_word: float = scored("precision.baselines.causal_inner_product.1", "nearest word")
     same_prompt: float = scored("precision.baselines.same_prompt.1", "same prompt")
-    gaussian_states: float = scored("precision.baselines.gaussian_states.1", "Gaussian states")
+    gaussian_states: float = scored("precision.baselines.gaussian_states.1", "W₀")
     best: str = scored("above_best_baseline.by_answer.baseline", "best baseline, by answer", "")
     above_best: Estimate = scored("above_best_baseline.by_answer", "W above it")
     by_answer: float = scored("precision.macro.1", "by answer: W")
     nearest_by_answer: float = scored(
         "precision.baselines.causal_inner_product.macro_1", "nearest word, by answer"
     )
-    best_by_answer: float | None = column("its share", ".2f", None)
-    partial: float = scored("partial_label_mean", "r given controls")
+    best_by_answer: float | None = column("best baseline's share", ".2f", None)
+    partial: float = scored("partial_label_mean", "r given the wording")
     paper: float | None = column("paper, Llama 3.2 3B", ".2f", None)
     unrelated: float = scored("control_label_mean", "unrelated prompt")
     q: float = scored("q", "q, unrelated prompt", ".1g")
-
-    def exceeds_unrelated(self) -> bool:
-        """Return whether r exceeds that of the unrelated prompt."""
-        return self.r > self.unrelated and self.q < SIGNIFICANT
 
     def exceeds_words(self) -> bool:
         """Return whether r exceeds that of random words on both sides, 95 % each."""

@@ -82,8 +82,8 @@ class Exceeding:
     controls: str = column("with a control in its sentence")
     r_related: float = column("r with relatedness", ".2f")
     r_overlap: float = column("r with overlap", ".2f")
-    r_given_overlap: float = column("given overlap", ".2f")
-    p_given_overlap: float = column("p", ".2g")
+    r_given_overlap: float = column("r with relatedness, given overlap", ".2f")
+    p_given_overlap: float = column("its p", ".2g")
 
 
 def grams(text: str, n: int = 4) -> set[str]:

@@ -41,7 +41,7 @@ SHAPES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read
 
 
 @dataclass(frozen=True)
-class Speed:
+class ReadingSpeed:
     """What a way takes, and how far its logits are from the published way's, of the largest."""
 
     lm: str = column("LM")
@@ -173,7 +173,7 @@ def main(
         differs = float((own - exact).abs().max() / exact.abs().max())
         r = float(torch.corrcoef(torch.stack([own, exact]))[0, 1])
         faster = rate / rates[PUBLISHED]
-        speeds.append(Speed(*about, name, read[name], rate, faster, differs, r))
+        speeds.append(ReadingSpeed(*about, name, read[name], rate, faster, differs, r))
     table = Table.of("reading", speeds)
     table = common.add_rows(table, "lm", "dtype", "device", "kinds", "way")
     columns = "lm dtype device way rate faster differs"

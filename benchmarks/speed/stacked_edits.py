@@ -36,7 +36,7 @@ N_ALONE = 16  # edits of which the time of one is measured
 
 
 @dataclass(frozen=True)
-class Speed:
+class EditSpeed:
     """Seconds per edit of a number of edits side by side; 0 is one at a time with peft."""
 
     lm: str = column("LM")
@@ -130,7 +130,7 @@ def main(
 
     alone = seconds(one_by_one, 1)
     about = Path(lm).name, device if device == "cpu" else torch.cuda.get_device_name()
-    rows = [Speed(*about, n, each, alone / each) for n, each in {0: alone, **by_size}.items()]
+    rows = [EditSpeed(*about, n, each, alone / each) for n, each in {0: alone, **by_size}.items()]
     table = Table.of("stacked_edits", rows)
     table = common.add_rows(table, "lm", "device", "side_by_side")
     common.place_tables(

@@ -8,8 +8,9 @@ import pytest
 
 from benchmarks import common
 from benchmarks.real_lms import causal
+from benchmarks.real_lms.run import REAL_LMS
 
-GEMMA = causal.REAL_LMS / "gemma-3-270m" / causal.STATES
+GEMMA = REAL_LMS / "gemma-3-270m" / causal.STATES
 
 
 @pytest.mark.slow
@@ -69,7 +70,7 @@ def test_documents_have_the_committed_tables(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(common, "write_csv", lambda path, table: written.update({path: table}))
     monkeypatch.setattr(common, "place_tables", placed.update)
     monkeypatch.setattr(Path, "write_bytes", lambda path, content: len(content))
-    causal.write_tables(causal.REAL_LMS)
+    causal.write_tables(REAL_LMS)
     text = common.all_text()
     assert placed and common.placed(text, placed) == text
     for path, table in written.items():

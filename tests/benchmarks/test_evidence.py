@@ -1,4 +1,4 @@
-"""Controls of wording, rounded weights, draws of cities: against plain definitions."""
+"""Controls of wording, rounded weights, draws of cities, directions: against plain definitions."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 
 from benchmarks.common import Estimate
-from benchmarks.real_lms import nearest_words, perturbations, wording
+from benchmarks.real_lms import causal, nearest_words, perturbations, wording
 from benchmarks.real_lms.tables import PairScores
+from lincorr_lightning.finetune.interventions import EditStates, TargetSpace
 from lincorr_lightning.lm import LanguageModel
 
 
@@ -114,17 +115,13 @@ def test_each_draw_has_one_source_of_each_answer(monkeypatch: pytest.MonkeyPatch
 
 def test_the_nearest_word_is_taken_out_as_the_others_are() -> None:
     """On made-up states: the share after a direction is out, by plain projection."""
-    from benchmarks.real_lms import causal
-    from lincorr_lightning.finetune import interventions as moves
-    from lincorr_lightning.finetune.interventions import EditStates
-
     rng = np.random.default_rng(0)
     n, t, d = 12, 5, 4
     to_logits = rng.normal(size=(t, d))
     before, after = (rng.normal(size=(n, t)) for _ in range(2))
     mask = np.eye(t, dtype=bool)[rng.integers(t, size=n)]
     weights = {arm: torch.from_numpy(rng.normal(size=(1, n, t))) for arm in causal.MAPS.values()}
-    space = moves.TargetSpace(torch.from_numpy(to_logits))
+    space = TargetSpace(torch.from_numpy(to_logits))
     groups = [str(i % 6) for i in range(n)]
     edits = EditStates(
         space,
