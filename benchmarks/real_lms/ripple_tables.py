@@ -513,6 +513,7 @@ class Fictitious:
     edits: int = column("", "d")
     in_context: float = column("taught country, in context", ".0%")
     taught: Estimate = column("taught country, own", ".0%")
+    taught_others: Estimate = column("taught country, other people", ".0%")
     true: Estimate = column("true country, own", ".0%")
     true_others: Estimate = column("true country, other people", ".0%")
     w_taught: float = column("W: taught", ".0%")
@@ -536,6 +537,7 @@ def fictitious(run: RippleRun) -> Iterator[Fictitious]:
             len(true),
             mean(run.in_context_right).value,
             mean(run.shares["own"][i]),
+            mean(run.shares["leak"][i]),
             mean(own),
             mean(others),
             mean(run.is_right(w)).value,
