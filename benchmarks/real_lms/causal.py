@@ -166,7 +166,7 @@ def edits_at(run: RippleRun, k: int, to_logits: Tensor) -> EditStates:
 
 
 @dataclass(frozen=True)
-class Given:
+class TakenOut:
     """What it adds to the share of generalized edits to take a direction out of their change.
 
     Means over right answers, with 95 % intervals over them (bootstrap). In the first row of each
@@ -185,7 +185,7 @@ PAIRS = (("W0", "W"), ("W", "W0"), (NEAREST, "W"), (NEAREST, "W0"), ("W", NEARES
 """Directions that are taken out, and what is taken out after them."""
 
 
-def given(edits: EditStates) -> dict[str, Estimate]:
+def taken_out(edits: EditStates) -> dict[str, Estimate]:
     """Return what it adds to generalized edits to take directions out, alone and after another."""
     states = edits.after @ edits.space.to_states
     change = states - edits.before @ edits.space.to_states
@@ -204,16 +204,16 @@ def given(edits: EditStates) -> dict[str, Estimate]:
     }
 
 
-def given_by_step(run: RippleRun, output: Path) -> Iterator[Given]:
-    """Yield `given` of the edits of a run of cities at their peak and at the last kept step."""
+def taken_out_by_step(run: RippleRun, output: Path) -> Iterator[TakenOut]:
+    """Yield `taken_out` of the edits of a run of cities at their peak and at the last kept step."""
     states = output / run.lm / STATES
     if run.relation != "city->country" or not states.exists():
         return
     with np.load(states) as file:
         to_logits = torch.from_numpy(file["to_logits"])
     for k in dict.fromkeys((run.kept_peak, len(run.kept) - 1)):
-        for name, estimate in given(edits_at(run, k, to_logits)).items():
-            yield Given(run.lm, common.arrow(run.relation), run.kept[k], name, estimate)
+        for name, estimate in taken_out(edits_at(run, k, to_logits)).items():
+            yield TakenOut(run.lm, common.arrow(run.relation), run.kept[k], name, estimate)
 
 
 def doses(folder: Path) -> pd.DataFrame:

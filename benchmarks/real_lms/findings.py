@@ -19,7 +19,7 @@ from pandas import DataFrame
 
 from benchmarks import common
 from benchmarks.real_lms import ripple_tables
-from benchmarks.real_lms.causal import NOTHING, Given, given_by_step
+from benchmarks.real_lms.causal import NOTHING, TakenOut, taken_out_by_step
 from benchmarks.real_lms.edits import Outcomes, outcomes_of, read_edits
 from benchmarks.real_lms.perturbations import Perturbation, read_perturbations
 from benchmarks.real_lms.ripple_runs import PEAK, read_runs
@@ -74,7 +74,7 @@ class Numbers:
     contested: list[Contested]
     missed: list[Missed]
     fictitious: list[Fictitious]
-    given: list[Given]
+    taken_out: list[TakenOut]
     wording: list[Wording]
     exceeding: list[Exceeding]
     perturbations: list[Perturbation]
@@ -106,7 +106,7 @@ RECORDS: dict[str, type] = {
     "contested": Contested,
     "missed": Missed,
     "fictitious": Fictitious,
-    "given": Given,
+    "taken_out": TakenOut,
     "wording": Wording,
     "exceeding": Exceeding,
     "perturbations": Perturbation,
@@ -150,7 +150,7 @@ def read_all(results: Path) -> Numbers:
         fictitious=[
             row for run in runs if run.name == "fictitious" for row in ripple_tables.fictitious(run)
         ],
-        given=[row for run in shipped for row in given_by_step(run, results)],
+        taken_out=[row for run in shipped for row in taken_out_by_step(run, results)],
         wording=[row for row, _ in of_wording],
         exceeding=[row for _, row in of_wording],
         perturbations=read_perturbations(results),
@@ -319,7 +319,7 @@ def w_is_needed(numbers: Numbers, lm: str) -> Comparison:
     The numbers are what generalizes without both directions, and without the nearest word's.
     """
     nothing, near, after = (
-        one(numbers.given, lm=lm, step=LAST, taken_out=name).generalized
+        one(numbers.taken_out, lm=lm, step=LAST, taken_out=name).generalized
         for name in (NOTHING, ripple_tables.NEAREST, f"W, where {ripple_tables.NEAREST} is out")
     )
     left = nothing.value + near.value
@@ -478,7 +478,7 @@ def documented(numbers: Numbers, tables: Mapping[str, Table]) -> dict[str, str]:
             tables["gradients"], "", f"step in [1, {LAST}] and {of_city}"
         ),
         "causal_peak": pivot(
-            replace(tables["given"], frame=tables["given"].frame.assign(at=at_step)),
+            replace(tables["taken_out"], frame=tables["taken_out"].frame.assign(at=at_step)),
             "taken_out",
             lambda row: f"{row.generalized:{'' if row.taken_out == NOTHING else '+'}.0%}",
             of_city,

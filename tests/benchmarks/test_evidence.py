@@ -131,7 +131,7 @@ def test_the_nearest_word_is_taken_out_as_the_others_are() -> None:
         groups,
         weights,
     )
-    found = causal.given(edits)
+    found = causal.taken_out(edits)
     assert set(found) >= {causal.NOTHING, "W, where nearest word is out"}
 
     def share(*arms: str) -> float:
