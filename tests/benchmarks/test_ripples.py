@@ -63,6 +63,7 @@ def run(measured: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> ripple_ru
     return found
 
 
+@pytest.mark.slow
 def test_shares_by_step_are_those_of_the_package(
     run: ripple_runs.RippleRun, measured: SimpleNamespace
 ) -> None:
@@ -88,6 +89,7 @@ def _by_answer(run: ripple_runs.RippleRun, values: np.ndarray) -> list[list[floa
     return list(groups.values())
 
 
+@pytest.mark.slow
 def test_changes_are_those_of_the_lm(run: ripple_runs.RippleRun, measured: SimpleNamespace) -> None:
     """After the last step, from the logits that the package's callback has read."""
     state = measured.callback.state
@@ -98,6 +100,7 @@ def test_changes_are_those_of_the_lm(run: ripple_runs.RippleRun, measured: Simpl
     assert (run.arrays["others"][-1] == leading).all()
 
 
+@pytest.mark.slow
 def test_gradients_and_contexts_explain_a_run(measured: SimpleNamespace) -> None:
     """The gradient says which way a tiny step of plain gradient descent goes, weight by weight."""
     lm = LanguageModel.from_pretrained("tiny-world").load()
@@ -183,6 +186,7 @@ def test_auroc_is_that_of_scikit_learn() -> None:
     assert drawn == pytest.approx(parts[0][3])
 
 
+@pytest.mark.slow
 def test_a_window_is_where_the_interval_is_above_zero(run: ripple_runs.RippleRun) -> None:
     rows = list(ripple_tables.ripples(run))
     rows = [replace(row, step="10") if row.step == "4" else row for row in rows]
