@@ -47,9 +47,9 @@ class Outcomes:
     hallucinated: float = common.scored("hallucinated", "", ".0%")
     unchanged: float = common.scored("unchanged", "", ".0%")
     color_unchanged: float = common.scored("controls.color.unchanged", "", ".0%")
-    gradient_r: float = common.scored("gradient_correlation", "gradient r")
+    gradient_r: float = common.scored("gradient_correlation", "r of the change")
     color_gradient_r: float = common.scored(
-        "gradients.city->color.gradient_correlation", "gradient r, city→color"
+        "gradients.city->color.gradient_correlation", "r of the change, city→color"
     )
 
 

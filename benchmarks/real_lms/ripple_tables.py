@@ -329,9 +329,9 @@ class GradientsAt:
     run: str = column()
     step: int = column("", "d")
     edits: int = column("", "d")
-    r: Estimate = column("gradient r", ".2f")
+    r: Estimate = column("r of the change", ".2f")
     permuted: Estimate = column("permuted W", ".2f")
-    r_specific: float = column("gradient r, specific", ".2f")
+    r_specific: float = column("r of the change, specific", ".2f")
     permuted_specific: Estimate = column("permuted W, specific", ".2f")
 
 
@@ -344,7 +344,7 @@ def label_r(first: FLOATS, second: FLOATS) -> float:
 
 
 def gradients_at(run: RippleRun) -> Iterator[GradientsAt]:
-    """Yield gradient r after each kept step."""
+    """Yield r of the change after each kept step."""
     rng = np.random.default_rng(0)
     n, t = run.arrays["before"].shape
     orders = [rng.permutation(t) for _ in range(N_PERMUTATIONS)]
