@@ -169,7 +169,7 @@ def edits_at(run: RippleRun, k: int, to_logits: Tensor) -> EditStates:
 class TakenOut:
     """What it adds to the share of generalized edits to take a direction out of their change.
 
-    Means over right answers, with 95 % intervals over them (bootstrap). In the first row of each
+    Means over right answers, with 95 % intervals over them (Student's t). In the first row of each
     step nothing is taken out: it has the share itself.
     """
 
