@@ -196,8 +196,9 @@ def taken_out(edits: EditStates) -> dict[str, Estimate]:
         return edits.by_reference(edits.answers(logits)[RESPONSE])
 
     base = share()
-    found = {NOTHING: base} | {arm: share(arm) - base for arm in of}
-    found |= {f"{b}, where {a} is out": share(a, b) - share(a) for a, b in PAIRS}
+    alone = {arm: share(arm) for arm in of}
+    found = {NOTHING: base} | {arm: values - base for arm, values in alone.items()}
+    found |= {f"{b}, where {a} is out": share(a, b) - alone[a] for a, b in PAIRS}
     return {
         name: Estimate(float(values.mean()), *map(float, mean_interval(values)))
         for name, values in found.items()
