@@ -72,20 +72,33 @@ class JointMoments(Metric):
     def __init__(self, n_columns: int, blocks: Sequence[Block] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         *sums, self.blocks = no_moments(n_columns, blocks)
+        self.n_entries = len(sums[-1])  #: Number of products.
+        # Of no rows there are no products, which torchmetrics would hold twice.
+        sums[-1] = sums[-1].new_empty(0)
         for name, value in zip(_SUMS, sums, strict=True):
             # Means do not add up: ranks are merged in `compute`, not by a plain sum.
             self.add_state(name, value, dist_reduce_fx=None)
 
+    def _allocate(self) -> None:
+        if not self.products.numel():
+            self.products = self.products.new_zeros(self.n_entries)
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Gather the states of all ranks; one that has seen no row sends zeros."""
+        self._allocate()
+        super().sync(*args, **kwargs)
+
     def _merged(self) -> Moments:
+        self._allocate()
         sums = [getattr(self, name) for name in _SUMS]
         # After a sync the first dimension of each state is the rank.
         ranks = [sums] if sums[0].ndim == 0 else zip(*sums, strict=True)
         parts = [dict(zip(_SUMS, rank, strict=True)) for rank in ranks]
         return functools.reduce(merge_moments, (Moments(blocks=self.blocks, **p) for p in parts))
 
-    def update(self, rows: Tensor) -> None:
-        """Add rows of ``(n_rows, n_columns)``."""
-        merged = add_rows(self._merged(), rows)
+    def update(self, *rows: Tensor) -> None:
+        """Add rows of ``(n_rows, n_columns)``, or parts of them, see `moments_of`."""
+        merged = add_rows(self._merged(), *rows)
         for name in _SUMS:
             setattr(self, name, getattr(merged, name))
 

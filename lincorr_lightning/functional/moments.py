@@ -6,7 +6,10 @@ so that large logits with a small spread keep their digits, and they merge exact
 variances", 1979) over batches and over ranks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
 
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 Block = tuple[slice, slice]  #: Rows and columns of a part of a scatter matrix.
+_TILE = 256  # columns
 
 
 class Moments(NamedTuple):
@@ -50,29 +54,64 @@ class Moments(NamedTuple):
         """The whole scatter, ``(n_columns, n_columns)``, of moments that keep all of it."""
         return self.products.view(len(self.mean), -1)
 
+    def only(self, n_blocks: int) -> Moments:
+        """Return the same moments with the first blocks alone, in memory of their own."""
+        blocks = self.blocks[:n_blocks]
+        n_entries = sum((x.stop - x.start) * (y.stop - y.start) for x, y in blocks)
+        return self._replace(products=self.products[:n_entries].clone(), blocks=blocks)
+
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the scatter between columns x and y, ``(len(x), len(y))``.
 
-        A KeyError if they are in no block that is kept.
+        A KeyError if no blocks that are kept have all of it.
         """
-        x, y = x.to(self.mean.device), y.to(self.mean.device)
-        x_ends, y_ends = _ends(x), _ends(y)
-        for (rows, columns), place in zip(self.blocks, _places(self.blocks), strict=True):
-            is_turned = not (_holds(rows, x_ends) and _holds(columns, y_ends))
-            if not is_turned or (_holds(rows, y_ends) and _holds(columns, x_ends)):
-                a, b = (y, x) if is_turned else (x, y)
-                block = self.products[place].view(rows.stop - rows.start, -1)
-                part = block[a - rows.start][:, b - columns.start]
-                return part.T if is_turned else part
-        raise KeyError("no block of the scatter has these columns")
+        # Of sorted columns, those in a block are neighbours, which is faster by much.
+        (rows, row_of), (columns, column_of) = _sorted(x), _sorted(y)
+        found = self.products.new_full((len(x), len(y)), torch.nan)
+        ways = (rows, columns, found), (columns, rows, found.T)
+        for (a_part, b_part), place in zip(self.blocks, _places(self.blocks), strict=True):
+            for a, b, values in ways:
+                i, j = _within(a, a_part), _within(b, b_part)
+                if i.start < i.stop and j.start < j.stop:
+                    block = self.products[place].view(a_part.stop - a_part.start, -1)
+                    block = _take(_take(block, 0, a[i], a_part), 1, b[j], b_part)
+                    values[i, j] = block
+        if found.isnan().any() and not self.products.isnan().any():
+            raise KeyError("no block of the scatter has these columns")
+        found = found if row_of is None else found.index_select(0, row_of)
+        return found if column_of is None else found.index_select(1, column_of)
 
 
-def _ends(columns: Tensor) -> list[int]:
-    return torch.stack(columns.aminmax()).tolist() if len(columns) else []
+def upper_half(columns: slice) -> list[Block]:
+    """Return blocks that have the scatter of some columns with themselves, hardly more than half.
+
+    The other half mirrors them.
+    """
+    starts = range(columns.start, columns.stop, _TILE)
+    return [
+        (slice(start, min(start + _TILE, columns.stop)), slice(start, columns.stop))
+        for start in starts
+    ]
 
 
-def _holds(part: slice, ends: list[int]) -> bool:
-    return not ends or (part.start <= ends[0] and ends[1] < part.stop)
+def _sorted(columns: Tensor) -> tuple[list[int], Tensor | None]:
+    """Return sorted columns, and the place of each column among them; None if it is its own."""
+    numbers = columns.tolist()
+    ordered = sorted(numbers)
+    return ordered, None if ordered == numbers else columns.argsort().argsort()
+
+
+def _within(columns: list[int], part: slice) -> slice:
+    """Return where among sorted columns those of a part are."""
+    return slice(bisect_left(columns, part.start), bisect_left(columns, part.stop))
+
+
+def _take(block: Tensor, dim: int, columns: list[int], part: slice) -> Tensor:
+    """Return some columns of a block that has those of a part along `dim`."""
+    first, n = columns[0], len(columns)
+    if columns == list(range(first, first + n)):  # neighbours
+        return block.narrow(dim, first - part.start, n)
+    return block.index_select(dim, torch.tensor(columns, device=block.device) - part.start)
 
 
 def no_moments(
@@ -96,41 +135,57 @@ def no_moments(
     )
 
 
-def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
+def moments_of(rows: Tensor | Sequence[Tensor], blocks: Sequence[Block] = ()) -> Moments:
     """Return the moments of one batch of rows, ``(n_rows, n_columns)``, of any floating type.
 
-    `blocks` are those of the scatter that are kept; without any, all of it is.
+    Columns may come in parts, side by side, none of which ends within a block. `blocks` are those
+    of the scatter that are kept; without any, all of it is.
     """
-    return add_rows(no_moments(rows.shape[1], blocks, rows.device), rows)
+    parts = [rows] if isinstance(rows, Tensor) else rows
+    n_columns = sum(part.shape[1] for part in parts)
+    return add_rows(no_moments(n_columns, blocks, parts[0].device), *parts)
 
 
-def add_rows(total: Moments, rows: Tensor) -> Moments:
+def add_rows(total: Moments, *rows: Tensor) -> Moments:
     """Return moments with a batch of rows added; the products of `total` are changed in place.
 
-    No more than a block of products is held beside them, which may take gigabytes.
+    Rows, and moments, may take gigabytes: neither is copied.
     """
-    if len(rows) == 0:
+    if len(rows[0]) == 0:
         return total
-    rows = rows.double()
-    mean = rows.mean(0)
-    centred = rows - mean
+    parts = [part.double() for part in rows]
+    means = [part.mean(0) for part in parts]
+    starts = list(accumulate((part.shape[1] for part in parts), initial=0))
+
+    def centred(columns: slice) -> Tensor:
+        i = max(i for i, start in enumerate(starts[:-1]) if start <= columns.start)
+        here = slice(columns.start - starts[i], columns.stop - starts[i])
+        return parts[i][:, here] - means[i][here]
+
+    def add_scatter(block: Tensor, x: slice, y: slice, _: slice) -> None:
+        block.addmm_(centred(x).T, centred(y))
+
+    n = float(len(parts[0]))
     batch = Moments(
-        n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device),
-        mean=mean,
-        square=centred.square().sum(0),
-        low=rows.amin(0),
-        high=rows.amax(0),
-        products=rows.new_empty(0),
+        n=torch.tensor(n, dtype=torch.float64, device=parts[0].device),
+        mean=torch.cat(means),
+        square=torch.cat([part.var(0, correction=0) for part in parts]) * n,
+        low=torch.cat([part.amin(0) for part in parts]),
+        high=torch.cat([part.amax(0) for part in parts]),
+        products=parts[0].new_empty(0),
         blocks=total.blocks,
     )
     exact = total._replace(products=total.products.double().contiguous())  # after a cast, too
-    return _add(exact, batch, (centred[:, x].T @ centred[:, y] for x, y in total.blocks))
+    return _add(exact, batch, add_scatter)
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
     """Return the moments of the rows of `a` and `b` together, which have the same blocks."""
-    parts = (b.products[place] for place in _places(b.blocks))
-    return _add(a._replace(products=a.products.clone()), b, parts)
+
+    def add_products(block: Tensor, _: slice, __: slice, place: slice) -> None:
+        block.add_(b.products[place].view_as(block))
+
+    return _add(a._replace(products=a.products.clone()), b, add_products)
 
 
 def _places(blocks: Sequence[Block]) -> Iterator[slice]:
@@ -139,14 +194,21 @@ def _places(blocks: Sequence[Block]) -> Iterator[slice]:
     return starmap(slice, pairwise(accumulate(sizes, initial=0)))
 
 
-def _add(a: Moments, b: Moments, scatters: Iterable[Tensor]) -> Moments:
-    """Add to `a`, in place, what `b` counts; `scatters` are those of its blocks."""
+def _add(
+    a: Moments, b: Moments, add_scatter: Callable[[Tensor, slice, slice, slice], None]
+) -> Moments:
+    """Add to `a`, in place, what `b` counts.
+
+    `add_scatter` adds the scatter of `b` to a block, of which it gets rows, columns and place.
+    """
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
     step = b.mean - a.mean
-    for (x, y), place, new in zip(a.blocks, _places(a.blocks), scatters, strict=True):
-        moved = torch.outer(step[x], step[y]).mul_(a.n * share)
-        a.products[place].add_(new.reshape(-1)).add_(moved.reshape(-1))
+    weighted = a.n * share * step
+    for (x, y), place in zip(a.blocks, _places(a.blocks), strict=True):
+        block = a.products[place].view(x.stop - x.start, -1)
+        add_scatter(block, x, y, place)
+        block.addr_(weighted[x], step[y])
     return Moments(
         n=n,
         mean=a.mean + share * step,

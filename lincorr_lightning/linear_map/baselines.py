@@ -21,7 +21,7 @@ from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, with_numbers
-from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
+from lincorr_lightning.linear_map.solver import FittedMaps, Influences, Judge, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
 
@@ -58,7 +58,7 @@ def random_words(
     numbers: dict[Pair, dict[str, Any]] = {}
     if fitted.moments is None or not layout.words:
         return numbers
-    rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows.to(test.mean)
+    rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows
     vocabulary = replace(fitted, maps={"y": fitted.maps["vocabulary"]}).label_r(test)
     for source in progress(layout.sources, "random words"):
         rng = np.random.default_rng(0)
@@ -72,15 +72,15 @@ def random_words(
                 r[n] = _r_of_draws(fitted, test, source, drawn, kept)
         at_targets = _r_at_targets(fitted, test, source, rows)
         for i, target in enumerate(layout.targets[source]):
-            labels, words = (side[:, :, i].T for side in r[compared])
-            to_words = _means(at_targets[target][1][0], layout.sizes[target], rng)
+            labels, words = (Influences(*(part[:, i] for part in side)) for side in r[compared])
+            to_words = _means(at_targets[target][1].r, layout.sizes[target], rng)
             numbers[source, target] = {
-                **_range("random_label", r[n_labels][1][:, 0, i].numpy()),
+                **_range("random_label", r[n_labels][1].r[:, i].numpy()),
                 **_range("random_target_label", to_words),
                 "same_prompt_label_mean": solver.mean_r(vocabulary[source, target]),
                 **_difference("excess_over_random", labels, words, test.n, "p"),
                 "excess_over_random_labels": compared,
-                "excess_over_random_draws": words.shape[1],
+                "excess_over_random_draws": len(words.r),
                 **_difference("excess_over_random_target", *at_targets[target], test.n),
             }
     return numbers
@@ -101,55 +101,48 @@ def _r_of_draws(
     fitted: FittedMaps,
     test: Moments,
     source: str,
-    sides: Sequence[Sequence[Tensor]],
+    columns: Sequence[Sequence[Tensor]],
     rows: Tensor,
-) -> list[Tensor]:
+) -> list[Influences]:
     """Return r of maps from draws of columns, on each side.
 
-    Below r are the rows' influences, ``(n_draws, 1 + n_rows, n_targets)``, means over the labels of
-    each target.
+    They are means over the labels of each target, ``(n_draws, n_targets)``, and the influences are
+    means over draws, ``(n_rows, n_targets)``.
     """
     assert fitted.moments is not None
     layout = fitted.layout
     ridge = solver.per_target_ridge(layout, source, fitted.ridges)
     y = layout.target_columns(source)
-    r = []
-    for draws in sides:
-        drawn = []
+    sizes = [layout.sizes[target] for target in layout.targets[source]]
+    sides = []
+    for draws in columns:
+        r, of_rows = [], []
         for x in draws:
             squares = RidgeSolver(fitted.moments, x, y)
-            solution = _better(squares.solve(ridge), squares.solve(0.0), test, x, y)
-            values = _r_and_influences(solution, test, x, y, rows)
-            parts = (part.nanmean(1) for _, part in solver.split_targets(layout, source, values))
-            drawn.append(torch.stack(list(parts), 1))
-        r.append(torch.stack(drawn))
-    return r
+            judge = Judge(test, x, y)
+            solution = _better(squares.solve(ridge), squares.solve(0.0), judge)
+            found = judge.influences(solution, rows, sizes)
+            parts = torch.split(found.r, sizes)
+            r.append(torch.stack([part.nanmean() for part in parts]))
+            of_rows.append(found.of_rows)
+        sides.append(Influences(torch.stack(r), torch.stack(of_rows).nanmean(0)))
+    return sides
 
 
-def _better(one: Solution, other: Solution, test: Moments, x: Tensor, y: Tensor) -> Solution:
+def _better(one: Solution, other: Solution, judge: Judge) -> Solution:
     """Return the better map of each label, as words may need another ridge than the pair."""
     if one.weight.equal(other.weight):
         return one
-    r, r_other = (solver.label_r(test, each.weight, x, y) for each in (one, other))
+    r, r_other = (judge.label_r(each.weight) for each in (one, other))
     return one._replace(weight=torch.where((r_other > r)[:, None], other.weight, one.weight))
-
-
-def _r_and_influences(
-    solution: Solution, test: Moments, x: Tensor, y: Tensor, rows: Tensor
-) -> Tensor:
-    """Return r of each label, and below it each row's influence, ``(1 + n_rows, n_target)``."""
-    r = solver.label_r(test, solution.weight, x, y)
-    if len(rows) == 0:
-        return r[None].cpu()
-    return torch.vstack([r, solver.r_influences(solution, x, y, test, rows)]).cpu()
 
 
 def _r_at_targets(
     fitted: FittedMaps, test: Moments, source: str, rows: Tensor
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> dict[str, tuple[Influences, Influences]]:
     """Return r of each label, and of each random word after each target's prompt.
 
-    The maps are from the source's labels. Below r are the rows' influences, ``(1 + n_rows, n)``.
+    The maps are from the source's labels.
     """
     assert fitted.moments is not None
     layout = fitted.layout
@@ -159,18 +152,19 @@ def _r_at_targets(
         torch.full((len(columns),), fitted.ridges[source, target], dtype=torch.float64)
         for target, columns in words.items()
     ]
-    ridge = torch.cat(parts)
     squares = RidgeSolver(fitted.moments, x, list(words.values()))
-    maps = squares.solve(ridge), squares.solve(0.0)
-    of_labels = _r_and_influences(fitted.maps["y"][source], test, x, y, rows)
+    maps = squares.solve(torch.cat(parts)), squares.solve(0.0)
+    sizes = [layout.sizes[target] for target in words]
+    of_labels = Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
+    at_labels = zip(torch.split(of_labels.r, sizes), of_labels.of_rows.T, strict=True)
     start, samples = 0, {}
-    for target, at_labels in solver.split_targets(layout, source, of_labels):
-        columns = words[target]
+    for (target, columns), labels in zip(words.items(), at_labels, strict=True):
         part = slice(start, start + len(columns))
         start = part.stop
         one, other = (Solution(w[part], mean_x, mean_y[part]) for w, mean_x, mean_y in maps)
-        solution = _better(one, other, test, x, columns)
-        samples[target] = at_labels, _r_and_influences(solution, test, x, columns, rows)
+        judge = Judge(test, x, columns)
+        found = judge.influences(_better(one, other, judge), rows, [len(columns)])
+        samples[target] = Influences(*labels), Influences(found.r, found.of_rows[:, 0])
     return samples
 
 
@@ -189,22 +183,21 @@ def _range(name: str, drawn: _FLOATS) -> dict[str, Any]:
 
 
 def _difference(
-    name: str, a: Tensor, b: Tensor, n_subjects: Tensor, p: str | None = None
+    name: str, a: Influences, b: Influences, n_subjects: Tensor, p: str | None = None
 ) -> dict[str, float | None]:
     """Return the difference between two means of r, its 95 % interval, and as `p` that it is not 0.
 
-    Each has r and, below, the influence of subjects on it, ``(1 + n_rows, n_values)``. Labels or
-    words are one sample, and held-out subjects, the same ones for each of them, another: by the law
-    of total variance, the variance of the mean over the former adds to that over subjects, which is
-    the spread of their influences on the difference (the infinitesimal jackknife). Degrees of
-    freedom are Satterthwaite's. Fitted subjects are taken as they are.
+    Labels or words are one sample, and held-out subjects, the same ones for each of them, another:
+    by the law of total variance, the variance of the mean over the former adds to that over
+    subjects, which is the spread of their influences on the difference (the infinitesimal
+    jackknife). Degrees of freedom are Satterthwaite's. Fitted subjects are taken as they are.
     """
     names = (name, f"{name}_low", f"{name}_high")
-    values = [each[0][~each[0].isnan()].numpy() for each in (a, b)]
+    values = [each.r[~each.r.isnan()].numpy() for each in (a, b)]
     if not all(map(len, values)):
         return dict.fromkeys(names)
     mean = float(values[0].mean() - values[1].mean())
-    influences = (a[1:].nanmean(1) - b[1:].nanmean(1)).numpy()
+    influences = (a.of_rows - b.of_rows).numpy()
     samples = [*((each, len(each)) for each in values), (influences, float(n_subjects))]
     # A side that was not drawn has no spread.
     parts = [(one.var(ddof=1) / n, len(one) - 1) for one, n in samples if len(one) > 1]

@@ -56,14 +56,14 @@ class FitMoments(NamedTuple):
 
 
 def split_rows(rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the rows that strengths are tried on, and every fifth, on which they are judged.
+    """Return which rows strengths are tried on, and every fifth, on which they are judged.
 
-    `first` is the position of the first row among all, so that the same rows judge for any size of
-    a batch.
+    They are indices; `first` is the position of the first row among all, so that the same rows
+    judge for any size of a batch.
     """
     is_judging = (torch.arange(len(rows)) + first) % _JUDGE_EVERY == _JUDGE_EVERY - 1
     is_judging = is_judging.to(rows.device)
-    return rows[~is_judging], rows[is_judging]
+    return (~is_judging).nonzero()[:, 0], is_judging.nonzero()[:, 0]
 
 
 def fit_maps(moments: FitMoments, layout: JointLayout, ridge: Ridge) -> FittedMaps:
@@ -82,7 +82,7 @@ def choose_ridges(trying: Moments, judging: Moments, layout: JointLayout) -> dic
         x, y = layout.problems[source]["y"]
         squares = solver.RidgeSolver(trying, x, y)
         weights = [squares.solve(ridge).weight for ridge in HALF_DECADES]
-        scores = [solver.label_r(judging, weight, x, y) for weight in weights]
+        scores = [*map(solver.Judge(judging, x, y).label_r, weights)]
         for target, r in solver.split_targets(layout, source, torch.stack(scores).cpu()):
             means = r.nanmean(1).tolist()
             chosen[source, target] = HALF_DECADES[strongest_within(means, TOLERANCE)]
@@ -104,7 +104,7 @@ def fit_linear_map(
     check_ridge(ridge)
     layout = JointLayout.of_relation(relation)
     rows = (reader or RowReader(lm)).read(layout, subjects)
-    parts = [moments_of(part) for part in split_rows(rows)] if ridge == "auto" else []
+    parts = [moments_of(rows[part]) for part in split_rows(rows)] if ridge == "auto" else []
     return LinearMap.of(fit_maps(FitMoments(moments_of(rows), *parts), layout, ridge), lm)
 
 

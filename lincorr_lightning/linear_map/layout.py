@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning import knowledge as kinds
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
-from lincorr_lightning.functional.moments import Block
+from lincorr_lightning.functional.moments import Block, upper_half
 from lincorr_lightning.knowledge import Answer, Catalogue, Domain, Knowledge, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import TokenReader, answer_tokens, unknown_words
 from lincorr_lightning.knowledge.domain import build_domain, label_answers, reference_matrix
@@ -154,18 +154,49 @@ class JointLayout:
         return self.n_read + self.permuted * self.n_labels
 
     @property
+    def label_blocks(self) -> list[Block]:
+        """The blocks of the joint scatter between labels."""
+        return upper_half(slice(0, self.n_labels))
+
+    @property
     def blocks(self) -> list[Block]:
-        """The blocks of the joint scatter that maps and nulls need, first that of the labels."""
-        labels = slice(0, self.n_labels)
-        blocks: list[Block] = [(labels, labels)]
-        if self.permuted:
-            blocks.append((labels, slice(self.n_read, self.n_columns)))
-        for view, span in self._spans.items():
-            if view.kind == "targets":
-                blocks.append((self._spans[View("labels", view.name)], span))
-            elif view.kind != "labels":
-                blocks += [(labels, span), (span, span)]
+        """The blocks of the joint scatter that maps and nulls need, `word_blocks` first."""
+        blocks = self.word_blocks
+        for source, targets in self.targets.items():
+            labels = self._spans[View("labels", source)]
+            for run in self._runs(targets) if self.permuted else ():
+                blocks.append((labels, slice(self.n_read + run.start, self.n_read + run.stop)))
+            if self.words:
+                blocks.append((labels, self._spans[View("targets", source)]))
+        if self.control is not None:
+            span = self._spans[View("control")]
+            blocks += [(run, span) for run in self._runs({target for _, target in self.pairs})]
+            blocks += upper_half(span)
         return blocks
+
+    @property
+    def word_blocks(self) -> list[Block]:
+        """The blocks of labels and random words: all for maps of these and for other ridges."""
+        blocks = self.label_blocks
+        for name in self.words:
+            span = self._spans[View("words", name)]
+            partners = {other for pair in self.pairs for other in pair if name in pair} - {name}
+            blocks += [(run, span) for run in self._runs(partners)]
+            blocks += upper_half(span)
+        return blocks
+
+    def _runs(self, names: Collection[str]) -> list[slice]:
+        """Return the columns of the labels of some kinds of knowledge, those of neighbours as one.
+
+        Names are taken in the order of the columns.
+        """
+        runs: list[slice] = []
+        for name in self.domains:
+            if name in names:
+                span = self._spans[View("labels", name)]
+                start = runs.pop().start if runs and runs[-1].stop == span.start else span.start
+                runs.append(slice(start, span.stop))
+        return runs
 
     @property
     def sources(self) -> list[str]:
@@ -213,29 +244,31 @@ class JointLayout:
         tokens = [token for name in names for token in self.domains[name].token_ids]
         return torch.tensor([column[token] for token in tokens])
 
-    def with_permuted(self, rows: Tensor) -> Tensor:
-        """Return rows as they are read with the columns of another subject, that of the row before.
+    def with_permuted(self, rows: Tensor, *groups: Tensor) -> list[Tensor]:
+        """Return rows as they are read, and the labels' logits of another subject, if `permuted`.
 
-        ``(n_subjects, n_read)`` becomes ``(n_subjects, n_columns)``; the pairing is as random as
-        the order of the subjects.
+        ``(n_subjects, n_read)`` and ``(n_subjects, n_labels)``, side by side. It is the subject of
+        the row before, or of that before in a group of rows, if there are `groups` of indices: a
+        pairing as random as the order of the subjects.
         """
-        return torch.cat([rows, rows[:, : self.n_labels].roll(1, 0)], 1) if self.permuted else rows
+        if not self.permuted:
+            return [rows]
+        labels = rows[:, : self.n_labels]
+        permuted = torch.empty_like(labels)
+        for group in groups or [torch.arange(len(rows), device=rows.device)]:
+            permuted[group] = labels[group.roll(1)]
+        return [rows, permuted]
 
 
 @torch.no_grad()
 def domain_rows(lm: LanguageModel, reads: Sequence[Read], subjects: Sequence[str]) -> Tensor:
     """Return the joint rows of some subjects, ``(n_subjects, n_read)``, float64.
 
-    `reads` are those of a layout. Each prompt is read once, at all tokens that are needed of it.
+    `reads` are those of a layout. Each prompt is read once.
     """
-    tokens_of: dict[str, dict[int, None]] = {}
-    for template, tokens in reads:
-        tokens_of.setdefault(template, {}).update(dict.fromkeys(tokens))
-    prompts = [[template.replace("{}", x, 1) for x in subjects] for template in tokens_of]
-    logits = lm.joint_logits(prompts, [list(tokens) for tokens in tokens_of.values()])
-    read = [(template, token) for template, tokens in tokens_of.items() for token in tokens]
-    column = {key: i for i, key in enumerate(read)}
-    return logits[:, [column[template, token] for template, tokens in reads for token in tokens]]
+    templates, tokens = zip(*reads, strict=True)
+    filled = {one: [one.replace("{}", x, 1) for x in subjects] for one in templates}
+    return lm.joint_logits([filled[template] for template in templates], tokens)
 
 
 class RelationLogits(NamedTuple):

@@ -28,7 +28,7 @@ from lincorr_lightning.functional.precision import (
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import Pair, wordings_of
-from lincorr_lightning.linear_map.solver import FittedMaps, mean_r
+from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, mean_r
 from lincorr_lightning.progress import progress
 
 _WAYS = ("influenced", "influencing")
@@ -420,11 +420,15 @@ def by_completeness(
 def ridge_paths(
     fitted: FittedMaps, test: Moments, grid: Sequence[float]
 ) -> list[dict[Pair, PairScore]]:
-    """Return the scores of all pairs at every ridge strength; empty without the fit's solvers."""
-    path: list[dict[Pair, PairScore]] = []
-    for ridge in progress(grid if fitted.solvers else (), "ridge path"):
-        maps = {source: solver.solve(ridge) for source, solver in fitted.solvers.items()}
-        ridges = dict.fromkeys(fitted.ridges, float(ridge))
-        scores = score_maps(replace(fitted, maps={"y": maps}, ridges=ridges), test)
-        path.append({one.ends: one for one in scores})
+    """Return the scores of all pairs at every ridge strength; none without the fit's moments."""
+    layout = fitted.layout
+    path: list[dict[Pair, PairScore]] = [{} for _ in grid if fitted.moments is not None]
+    for source in progress(layout.sources if path else (), "ridge path"):
+        assert fitted.moments is not None
+        squares = RidgeSolver(fitted.moments, *layout.problems[source]["y"])
+        for ridge, point in zip(grid, path, strict=True):
+            ridges = {(source, target): float(ridge) for target in layout.targets[source]}
+            maps = {"y": {source: squares.solve(ridge)}}
+            scores = score_maps(replace(fitted, maps=maps, ridges=ridges), test)
+            point |= {one.ends: one for one in scores}
     return path

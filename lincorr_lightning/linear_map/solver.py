@@ -5,7 +5,7 @@ one eigendecomposition gives them. `FittedMaps` splits them into pairs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -18,6 +18,8 @@ from lincorr_lightning.functional.significance import pearson_influence
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.progress import progress
+
+_ROWS_AT_ONCE = 256  # whose influences are held
 
 
 class Solution(NamedTuple):
@@ -64,30 +66,54 @@ class RidgeSolver:
         return Solution(self._squares.weight(ridge), self._mean_x, self._mean_y)
 
 
-def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the label-wise r of ``W x + b`` on the rows behind `moments`, ``(n_target,)``.
+class Influences(NamedTuple):
+    """r of labels, and how rows move it.
 
-    NaN where a label or prediction is constant. W is ``(n_target, n_source)``, `x` and `y` columns.
+    Attributes:
+        r: Label-wise r, ``(n,)``; NaN where a label or prediction is constant.
+        of_rows: Influence of each row on the mean r over labels, those of each target on their own
+            where there are several, ``(n_rows, ...)``.
     """
-    y = y.to(moments.mean.device)
-    return labelwise_pearson_from_moments(
-        weight,
-        xx=moments.between(x, x),
-        xy=moments.between(x, y),
-        yy=moments.square[y],
-        constant=moments.constant[y],
-    )
+
+    r: Tensor
+    of_rows: Tensor
 
 
-def r_influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:
-    """Return the influence of each row on each label's r, ``(n, n_target)``; NaN where r is.
+class Judge:
+    """Scores maps between columns, from `x` to `y`, on the rows behind `moments`."""
 
-    It is taken around the moments behind `test`, of whose rows `rows` are some; `x`, `y`: columns.
-    """
-    predicted = ((solution.weight @ test.between(x, x)) * solution.weight).sum(1)
-    u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()
-    v = (rows[:, y] - test.mean[y]) / (test.square[y] / test.n).sqrt()
-    return pearson_influence(u, v, label_r(test, solution.weight, x, y).to(u))
+    def __init__(self, moments: Moments, x: Tensor, y: Tensor) -> None:
+        self._moments = moments
+        self._x, self._y = (columns.to(moments.mean.device) for columns in (x, y))
+        self._xx, self._xy = moments.between(x, x), moments.between(x, y)
+
+    def label_r(self, weight: Tensor) -> Tensor:
+        """Return the label-wise r of ``W x + b``, ``(n_target,)``.
+
+        NaN where a label or prediction is constant. W is ``(n_target, n_source)``.
+        """
+        yy, constant = self._moments.square[self._y], self._moments.constant[self._y]
+        return labelwise_pearson_from_moments(weight, self._xx, self._xy, yy, constant)
+
+    def influences(self, solution: Solution, rows: Tensor, sizes: Sequence[int]) -> Influences:
+        """Return r of each label, and of rows the influence on its mean over those of each target.
+
+        The influence is taken around the moments, of whose rows `rows` are some, in any floating
+        type. Labels of the targets are `sizes`; constant ones are left out.
+        """
+        n, x, y = self._moments.n, self._x, self._y
+        r = self.label_r(solution.weight)
+        of_rows = [r.new_zeros(0, len(sizes))]
+        if len(rows):
+            mean_x, mean_y = self._moments.mean[x], self._moments.mean[y]
+            predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
+            scales = (predicted / n).sqrt(), (self._moments.square[y] / n).sqrt()
+            for some in torch.split(rows.to(n.device), _ROWS_AT_ONCE):
+                u = (solution(some[:, x].to(n)) - solution(mean_x)) / scales[0]
+                v = (some[:, y].to(n) - mean_y) / scales[1]
+                parts = torch.split(pearson_influence(u, v, r.to(u)), list(sizes), dim=1)
+                of_rows.append(torch.stack([part.nanmean(1) for part in parts], 1))
+        return Influences(r.cpu(), torch.cat(of_rows).cpu())
 
 
 def mean_r(r: Tensor | None) -> float | None:
@@ -113,9 +139,9 @@ class FittedMaps:
     maps: Mapping[str, Mapping[str, Solution]]
     """Maps of each problem: those of the pairs, ``y``, and of nulls, see `JointLayout.problems`."""
     n: int  #: Number of subjects they were fitted on.
-    moments: Moments | None = None  #: Of the joint rows they were fitted on; None for stored maps.
-    solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
-    """Solver of each source, for other ridge strengths; empty for stored maps."""
+    moments: Moments | None = None
+    """Of the joint rows they were fitted on, for maps of words and other ridge strengths; None for
+    stored maps."""
 
     def to(self, device: torch.device) -> Self:
         """Return the same maps on a device."""
@@ -150,7 +176,7 @@ class FittedMaps:
         problems = self.layout.problems
         return self._by_pair(
             problem,
-            lambda source, maps: label_r(test, maps.weight, *problems[source][problem]).cpu(),
+            lambda source, maps: Judge(test, *problems[source][problem]).label_r(maps.weight).cpu(),
         )
 
     def _by_pair(
@@ -170,16 +196,13 @@ def fit_layout(
     """Solve for W and b of every pair, and of its nulls, whose columns the moments must have."""
     if isinstance(ridges, (int, float)):
         ridges = dict.fromkeys(layout.pairs, float(ridges))
-    solvers: dict[str, RidgeSolver] = {}
     maps: dict[str, dict[str, Solution]] = {}
     for source in progress(layout.sources, "solving"):
         ridge = per_target_ridge(layout, source, ridges)
         for problem, (x, y) in layout.problems[source].items():
-            solver = RidgeSolver(moments, x, y)
-            maps.setdefault(problem, {})[source] = solver.solve(ridge)
-            if problem == "y":
-                solvers[source] = solver
-    return FittedMaps(layout, dict(ridges), maps, int(moments.n), moments, solvers)
+            solved = RidgeSolver(moments, x, y).solve(ridge)
+            maps.setdefault(problem, {})[source] = solved
+    return FittedMaps(layout, dict(ridges), maps, int(moments.n), moments)
 
 
 def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:

@@ -412,22 +412,30 @@ class LanguageModel(nn.Module):
         the same bit for bit where an earlier call had the same prompts, else up to the rounding of
         the LM's dtype, like with any other choice of what is read together.
 
-        Each domain has one prompt per subject, in the same order of subjects, and its tokens. The
-        logits are ``(n_subjects, n_labels of all domains)``, float64, on the LM's device. Errors
-        are those of `domain_logits`, and of required prefix sharing that is not supported.
+        Each domain has one prompt per subject, in the same order of subjects, and its tokens; those
+        of domains with the same prompts are read once. The logits are ``(n_subjects, n_labels of
+        all domains)``, float64, on the LM's device. Errors are those of `domain_logits`, and of
+        required prefix sharing that is not supported.
         """
-        rows = self.rows(list(chain.from_iterable(prompts)))
         n = len(prompts[0])
-        domains = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
-        subjects = list(zip(*domains, strict=True))
-        if not self._test().by_rows:
-            _, self.reads_prompts = self._plan(rows, subjects)
-            parts = [
-                self.logits_of_rows([rows[i] for i in domain], tokens)
-                for domain, tokens in zip(domains, token_ids, strict=True)
-            ]
-            return torch.cat(parts, dim=1)
-        return self._logits(rows, domains, token_ids, self._last_states(rows, domains, subjects))
+        spans: dict[Sequence[str], range] = {}
+        read = [
+            spans.setdefault(tuple(texts), range(len(spans) * n, (len(spans) + 1) * n))
+            for texts in prompts
+        ]
+        rows = self.rows(list(chain.from_iterable(spans)))
+        distinct = list(spans.values())
+        subjects = list(zip(*distinct, strict=True))
+        if self._test().by_rows:
+            return self._logits(rows, read, token_ids, self._last_states(rows, distinct, subjects))
+        _, self.reads_prompts = self._plan(rows, subjects)
+        parts = dict[int, Tensor]()
+        for span in distinct:
+            mine = [i for i, other in enumerate(read) if other is span]
+            tokens = [torch.as_tensor(token_ids[i]) for i in mine]
+            logits = self.logits_of_rows([rows[i] for i in span], torch.cat(tokens))
+            parts |= zip(mine, torch.split(logits, [*map(len, tokens)], dim=1), strict=True)
+        return torch.cat([parts[i] for i in range(len(read))], dim=1)
 
     def _logits(
         self,

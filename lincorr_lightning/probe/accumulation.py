@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half
@@ -25,7 +24,7 @@ class HalfMoments(nn.Module):
         super().__init__()
         self.layout = layout
         columns = layout.n_columns, layout.blocks
-        labels = layout.n_labels, layout.blocks[:1]
+        labels = layout.n_labels, layout.label_blocks
         self.fit, self.test = (JointMoments(*columns, **options) for _ in range(2))
         self.trying = JointMoments(*labels, **options) if chooses_ridges else None
         self.judging = JointMoments(*labels, **options) if chooses_ridges else None
@@ -39,14 +38,14 @@ class HalfMoments(nn.Module):
     def add(self, half: Half, rows: Tensor, first: int) -> None:
         """Add rows of a half as they are read, ``(n_subjects, n_read)``, from position `first`."""
         if half == "test":
-            self.test.update(self.layout.with_permuted(rows))
+            self.test.update(*self.layout.with_permuted(rows))
         elif self.trying is None or self.judging is None:
-            self.fit.update(self.layout.with_permuted(rows))
+            self.fit.update(*self.layout.with_permuted(rows))
         else:
-            trying, judging = map(self.layout.with_permuted, split_rows(rows, first))
-            self.trying.update(trying[:, : self.layout.n_labels])
-            self.judging.update(judging[:, : self.layout.n_labels])
-            self.fit.update(torch.cat([trying, judging]))
+            trying, judging = split_rows(rows, first)
+            self.trying.update(rows[trying, : self.layout.n_labels])
+            self.judging.update(rows[judging, : self.layout.n_labels])
+            self.fit.update(*self.layout.with_permuted(rows, trying, judging))
 
     def gather_fit(self) -> FitMoments:
         """Return what maps are fitted on, of all ranks, which must all call it."""

@@ -133,7 +133,7 @@ class LinearProbe(LMStudy):
         self._findings = None
         if stage == "fit":
             require_one_epoch(self.trainer, "data.n_subjects")
-        n = sum(one.products.numel() for one in self.modules() if isinstance(one, JointMoments))
+        n = sum(one.n_entries for one in self.modules() if isinstance(one, JointMoments))
         rank_zero_info(
             f"{len(self.layout.domains)} prompts, {len(self.layout.pairs)} pairs of them, "
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
@@ -171,7 +171,11 @@ class LinearProbe(LMStudy):
             self._batches["fit"].append(batch)
             self.sums.add("fit", rows, batch.first)
         if self.trainer.is_last_batch:
-            self.fitted = fit_maps(self.sums.gather_fit(), self.layout, self.ridge)
+            fitted = fit_maps(self.sums.gather_fit(), self.layout, self.ridge)
+            assert fitted.moments is not None
+            needed = fitted.moments.only(len(self.layout.word_blocks))
+            self.fitted = replace(fitted, moments=needed)
+            self.sums.reset("fit")  # which takes memory
             self.fitted_with = self.ridge
             self.fit_subjects = self._gather_subjects("fit")
             warn_of_few_subjects(self.fitted)
@@ -210,11 +214,11 @@ class LinearProbe(LMStudy):
             return
         assert self.fitted is not None
         test, fitted = self.sums.test.gather(), self.fitted.to(self.device)
-        self.fitted = replace(fitted, moments=None, solvers={})  # which take memory
+        self.fitted = replace(fitted, moments=None)  # which take memory
         phase = "test" if self.trainer.testing else "val"
         subjects = {"fit": self.fit_subjects, "test": self._gather_subjects("test")}
         instance, kept = self.sums.instance_r(), [*chain(*gather(self.sums.kept))]
-        self.sums.kept.clear()
+        self.sums.reset("test")
         self._findings = score_probe(
             fitted, test, instance, kept, self.lm, self.random_labels, subjects, phase
         )

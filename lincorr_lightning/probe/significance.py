@@ -29,15 +29,14 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
     layout, errors = fitted.layout, dict[Pair, dict[str, float | None]]()
     if len(rows) < 2:
         return errors
-    rows = rows.to(test.mean)
-    for source in layout.sources:
-        y = layout.target_columns(source)
-        r = solver.r_influences(fitted.maps["y"][source], layout.columns(source), y, test, rows)
+    for source, targets in layout.targets.items():
+        x, y = layout.problems[source]["y"]
+        sizes = [layout.sizes[target] for target in targets]
+        found = solver.Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
         # Rows are independent, labels are not: labels are averaged within a row. R is that of all
         # subjects, the spread that of those whose rows were kept.
-        for target, of_target in split_targets(layout, source, r):
-            error = number(float(of_target.nanmean(1).std() / test.n.sqrt()))
-            errors[source, target] = {"label_error": error}
+        for target, error in zip(targets, found.of_rows.std(0) / test.n.cpu().sqrt(), strict=True):
+            errors[source, target] = {"label_error": number(float(error))}
     return errors
 
 
