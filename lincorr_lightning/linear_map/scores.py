@@ -28,7 +28,13 @@ from lincorr_lightning.functional.precision import (
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import Pair, wordings_of
-from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, mean_r
+from lincorr_lightning.linear_map.solver import (
+    FittedMaps,
+    Judge,
+    RidgeSolver,
+    mean_r,
+    split_targets,
+)
 from lincorr_lightning.progress import progress
 
 _WAYS = ("influenced", "influencing")
@@ -364,20 +370,24 @@ def score_maps(
         )
         completeness = layout.domains[pair[1]].completeness
         parts = by_completeness(one, weight, right, completeness)
-        hits = _hits(weight, right) if right.any() else {}
+        hits: dict[str, Any] = {}
+        if right.any():
+            groups, ranks = reference_groups(right), ranks_of_right(weight, right)
+            hits = {"n_references": len(set(groups)), "ranks": {"W": ranks}}
+            hits |= _hits(weight, right, ranks, groups)
+            for way, rate in zip(_WAYS, random_hit_rates(right), strict=True):
+                hits |= _by_rank(f"chance_{way}", rate)
         scores.append(replace(one, completeness=parts, **hits))
     return scores
 
 
-def _hits(weight: Tensor, right: Tensor) -> dict[str, Any]:
-    """Return Hit@N in both directions, by answer, and of weights in random order, as fields."""
-    groups, ranks = reference_groups(right), ranks_of_right(weight, right)
-    hits: dict[str, Any] = {"n_references": len(set(groups)), "ranks": {"W": ranks}}
-    for n in HIT_RANKS:
-        hits[f"macro_{n}"] = macro_mean((ranks <= n).double().tolist(), groups)
-    for prefix, rates in (("", hit_rates(weight, right)), ("chance_", random_hit_rates(right))):
-        for way, rate in zip(_WAYS, rates, strict=True):
-            hits |= _by_rank(f"{prefix}{way}", rate)
+def _hits(weight: Tensor, right: Tensor, ranks: Tensor, groups: Sequence[int]) -> dict[str, Any]:
+    """Return Hit@N in both directions, and by answer, as fields."""
+    hits: dict[str, Any] = {
+        f"macro_{n}": macro_mean((ranks <= n).double().tolist(), groups) for n in HIT_RANKS
+    }
+    for way, rate in zip(_WAYS, hit_rates(weight, right), strict=True):
+        hits |= _by_rank(way, rate)
     return hits
 
 
@@ -420,15 +430,26 @@ def by_completeness(
 def ridge_paths(
     fitted: FittedMaps, test: Moments, grid: Sequence[float]
 ) -> list[dict[Pair, PairScore]]:
-    """Return the scores of all pairs at every ridge strength; none without the fit's moments."""
+    """Return r and Hit@N of all pairs at every ridge strength; none without the fit's moments."""
     layout = fitted.layout
     path: list[dict[Pair, PairScore]] = [{} for _ in grid if fitted.moments is not None]
     for source in progress(layout.sources if path else (), "ridge path"):
         assert fitted.moments is not None
-        squares = RidgeSolver(fitted.moments, *layout.problems[source]["y"])
+        columns = layout.problems[source]["y"]
+        squares, judge = RidgeSolver(fitted.moments, *columns), Judge(test, *columns)
+        judged = {}
+        for target in layout.targets[source]:
+            right = torch.from_numpy(layout.reference((source, target)))
+            if right.any():
+                judged[target] = right, reference_groups(right)
         for ridge, point in zip(grid, path, strict=True):
-            ridges = {(source, target): float(ridge) for target in layout.targets[source]}
-            maps = {"y": {source: squares.solve(ridge)}}
-            scores = score_maps(replace(fitted, maps=maps, ridges=ridges), test)
-            point |= {one.ends: one for one in scores}
+            weight = squares.solve(ridge).weight
+            r = dict(split_targets(layout, source, judge.label_r(weight).cpu()))
+            for target, part in split_targets(layout, source, weight.cpu(), dim=0):
+                hits: dict[str, Any] = {}
+                if target in judged:
+                    right, groups = judged[target]
+                    hits = _hits(part, right, ranks_of_right(part, right), groups)
+                score = PairScore(source, target, mean_r(r[target]), ridge=float(ridge), **hits)
+                point[score.ends] = score
     return path

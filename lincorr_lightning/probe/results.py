@@ -220,7 +220,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         yield _answers(findings)
     if findings.path:
         points = [
-            replace(point[score.ends], best_macro_1=score.best_macro_1)
+            replace(point[score.ends], **{level: getattr(score, level) for level in _LEVELS})
             for score in scores
             for point in findings.path
         ]
