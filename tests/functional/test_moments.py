@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lincorr_lightning.functional.moments import merge_moments, moments_of, no_moments
+from lincorr_lightning.functional.moments import merge_moments, moments_of, no_moments, upper_half
 
 
 def _rows(n: int, d: int, seed: int = 0, offset: float = 0.0) -> torch.Tensor:
@@ -39,6 +39,38 @@ def test_blocks_are_parts_of_the_scatter() -> None:
         np.testing.assert_allclose(found, scatter[np.ix_(x, y)], atol=1e-12)
     with pytest.raises(KeyError, match="no block"):
         kept.between(torch.tensor([0]), torch.tensor([6]))
+
+
+def test_half_of_a_scatter_gives_all_of_it_in_any_order() -> None:
+    rows = _rows(60, 700)
+    parts = [rows[:, :90], rows[:, 90:]]
+    blocks = [
+        (slice(0, 90), slice(90, 700)),
+        *upper_half(slice(90, 700)),
+        (slice(3, 9), slice(0, 9)),
+    ]
+    halves = [
+        moments_of([part[rows] for part in parts], blocks) for rows in (slice(9), slice(9, 60))
+    ]
+    kept = merge_moments(*halves)
+    scatter = np.cov(rows.numpy().T, ddof=0) * 60
+    rng = np.random.default_rng(0)
+    for x, y in (
+        (range(90, 700), range(90, 700)),
+        (rng.permutation(range(90, 700))[:300], rng.permutation(700)[:500]),
+        ([600, 95, 600, 340], [95, 95, 400, 5]),
+        ([8, 3], [0, 8, 699]),
+    ):
+        found = kept.between(torch.tensor([*x]), torch.tensor([*y]))
+        np.testing.assert_allclose(found, scatter[np.ix_([*x], [*y])], atol=1e-11)
+    assert kept.products.numel() < 0.7 * 700**2
+    first = kept.only(1)
+    np.testing.assert_allclose(
+        first.between(torch.tensor([120]), torch.tensor([7, 2])), scatter[120:121, [7, 2]]
+    )
+    for x, y in (([1], [7, 2]), ([200], [120, 7])):
+        with pytest.raises(KeyError, match="no block"):
+            first.between(torch.tensor(x), torch.tensor(y))
 
 
 def test_constant_columns_are_told_by_value() -> None:

@@ -107,6 +107,7 @@ def test_settings(lm_folder: Folder, read_tokens: list[int]) -> None:
     assert tokens("auto", unlike) == tokens(False, unlike)
     assert tokens(True, unlike) < tokens(False, unlike) + 2 * len(INPUTS)
     assert tokens("auto", TEMPLATES[:1]) == tokens(False, TEMPLATES[:1])
+    assert tokens(False, [TEMPLATES[0]] * 2) == tokens(False, TEMPLATES[:1])
     with pytest.raises(ConfigError, match=r"lm\.share_prefixes is 'yes'"):
         LanguageModel.from_pretrained(folder, share_prefixes="yes")
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,20 @@ def test_instancewise_over_batches() -> None:
 
 
 def test_two_ranks_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks whose states torchmetrics gathers; there are five batches, unequally many."""
-    batches = _rows().split(11)
+    """Ranks whose states torchmetrics gathers: five batches, and one for the first rank alone."""
+    for n_rows in (11, 50):
+        _compare_ranks(monkeypatch, _rows().split(n_rows))
+
+
+def _compare_ranks(monkeypatch: pytest.MonkeyPatch, batches: Sequence[torch.Tensor]) -> None:
     for kind, size in ((JointMoments, 6), (InstancewisePearson, [6])):
         ranks: list[Any] = []
 
         def gather(state: torch.Tensor, group: Any, ranks: list[Any] = ranks) -> list[torch.Tensor]:
             (name,) = [n for n in ranks[0]._defaults if getattr(ranks[0], n) is state]
+            for rank in ranks:  # each rank does in its own `sync`
+                if isinstance(rank, JointMoments):
+                    rank._allocate()
             return [getattr(rank, name) for rank in ranks]
 
         monkeypatch.setattr("torchmetrics.metric.gather_all_tensors", gather)
