@@ -25,7 +25,7 @@ from lincorr_lightning.finetune.edited_lm import EditedLM, in_memory, measure_ed
 from lincorr_lightning.finetune.edits import ListedEdits, nearness, plan_edits, resolve_edits
 from lincorr_lightning.finetune.forecasts import forecast_edits, forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.fitting import Ridge, fit_maps
+from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.linear_map.layout import domain_rows
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.language_model import AnyLM, LanguageModel
@@ -92,11 +92,11 @@ def correlate(
                 sums.add("fit", rows, batch.first)
                 continue
             if fitted is None:
-                fitted = fit_maps(sums.gather_fit(), probe.layout, ridge)
+                fitted = sums.fit_maps(ridge)
                 warn_of_few_subjects(fitted)
             sums.add_test(rows, batch.first, fitted)
         assert fitted is not None
-        scored = fitted, sums.test.gather(), sums.instance_r(), sums.kept
+        scored = fitted, sums.test.gather(), sums.instance_r(), sums.take_kept(of_all_ranks=False)
         findings = score_probe(*scored, lm, probe.random_labels, data.halves)
         results = probe_results(findings, lm.config.name_or_path, ridge)
         return replace(results, settings=_settings(probe.hparams, data.hparams), lm=dict(lm.info))

@@ -5,7 +5,7 @@ To add a number: a field of `PairScore`, and a function that returns it by pair 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -242,19 +242,35 @@ class PairScore:
             kind: {
                 "n_labels": part.n_labels,
                 "label_mean": part.label_mean,
-                "influenced": part.hits("influenced"),
+                "influenced": hits_of(part, "influenced"),
             }
             for kind, part in self.completeness.items()
         }
         return nested(numbers) | {"templates": self.templates, "completeness": completeness}
 
-    def hits(self, way: str) -> dict[str, Any] | None:
-        """Return Hit@N, and ``n``, of ``influenced`` or ``influencing``; None without a reference.
 
-        Those of the entry in ``results.json``, which takes longer to make.
-        """
-        rates = {key: getattr(self, f"{way}_{key}") for key in ("1", "3", "5", "n")}
-        return None if set(rates.values()) == {None} else rates
+class RidgePoint(NamedTuple):
+    """What results show of a pair at one ridge strength: fields of `PairScore`."""
+
+    ridge: float
+    label_mean: float | None
+    influenced_1: float | None = None
+    influenced_3: float | None = None
+    influenced_5: float | None = None
+    influenced_n: float | None = None
+    influencing_1: float | None = None
+    influencing_3: float | None = None
+    influencing_5: float | None = None
+    influencing_n: float | None = None
+    macro_1: float | None = None
+    macro_3: float | None = None
+    macro_5: float | None = None
+
+
+def hits_of(score: PairScore | RidgePoint, way: str) -> dict[str, Any] | None:
+    """Return Hit@N, and ``n``, of ``influenced`` or ``influencing``; None without a reference."""
+    rates = {key: getattr(score, f"{way}_{key}") for key in ("1", "3", "5", "n")}
+    return None if set(rates.values()) == {None} else rates
 
 
 def _numbers() -> list[Field[Any]]:
@@ -312,10 +328,9 @@ def mean_score(scores: Sequence[PairScore]) -> PairScore:
     first = scores[0]
     means: dict[str, Any] = {}
     for one in _numbers():
-        values = [value for each in scores if (value := getattr(each, one.name)) is not None]
-        if values and not isinstance(values[0], str):
-            # The mean of equal numbers is that number, and whole if it is.
-            means[one.name] = values[0] if len({*values}) == 1 else sum(values) / len(values)
+        values = [getattr(each, one.name) for each in scores]
+        if not any(isinstance(value, str) for value in values):
+            means[one.name] = _mean(values)
     label_r = torch.from_numpy(np.stack([each.label_r for each in scores])).nanmean(0).numpy()
     completeness = {
         kind: mean_score([each.completeness[kind] for each in scores])
@@ -323,6 +338,12 @@ def mean_score(scores: Sequence[PairScore]) -> PairScore:
     }
     means |= {"ridge": first.ridge, "label_r": label_r, "completeness": completeness}
     return replace(first, **means)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    # The mean of equal numbers is that number, and whole if it is.
+    return known[0] if len({*known}) == 1 else sum(known) / len(known) if known else None
 
 
 def _spread(scores: Sequence[PairScore]) -> dict[str, Any]:
@@ -429,10 +450,13 @@ def by_completeness(
 
 def ridge_paths(
     fitted: FittedMaps, test: Moments, grid: Sequence[float]
-) -> list[dict[Pair, PairScore]]:
-    """Return r and Hit@N of all pairs at every ridge strength; none without the fit's moments."""
+) -> list[dict[Pair, RidgePoint]]:
+    """Return r and Hit@N of all pairs at every ridge strength, means over their wordings.
+
+    None without the fit's moments.
+    """
     layout = fitted.layout
-    path: list[dict[Pair, PairScore]] = [{} for _ in grid if fitted.moments is not None]
+    path: list[dict[Pair, RidgePoint]] = [{} for _ in grid if fitted.moments is not None]
     for source in progress(layout.sources if path else (), "ridge path"):
         assert fitted.moments is not None
         columns = layout.problems[source]["y"]
@@ -450,6 +474,12 @@ def ridge_paths(
                 if target in judged:
                     right, groups = judged[target]
                     hits = _hits(part, right, ranks_of_right(part, right), groups)
-                score = PairScore(source, target, mean_r(r[target]), ridge=float(ridge), **hits)
-                point[score.ends] = score
-    return path
+                point[source, target] = RidgePoint(float(ridge), mean_r(r[target]), **hits)
+    wordings = wordings_of(layout.pairs).items()
+    return [
+        {
+            pair: RidgePoint._make(map(_mean, zip(*(point[one] for one in members), strict=True)))
+            for pair, members in wordings
+        }
+        for point in path
+    ]

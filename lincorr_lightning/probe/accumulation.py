@@ -1,11 +1,16 @@
 """What the probe and the study of resilience add up: moments of the joint rows of both halves."""
 
+from dataclasses import replace
+from itertools import chain
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half
-from lincorr_lightning.linear_map.fitting import FitMoments, split_rows
+from lincorr_lightning.distributed import gather
+from lincorr_lightning.linear_map import fitting
+from lincorr_lightning.linear_map.fitting import FitMoments, Ridge, split_rows
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.solver import FittedMaps
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
@@ -70,6 +75,27 @@ class ProbeSums(HalfMoments):
             self.kept.clear()
             for metric in self.instancewise:
                 cast(InstancewisePearson, metric).reset()
+
+    def fit_maps(self, ridge: Ridge) -> FittedMaps:
+        """Fit the maps, and keep no more of the rows they are fitted on than scores need.
+
+        All ranks must call it.
+        """
+        fitted = fitting.fit_maps(self.gather_fit(), self.layout, ridge)
+        assert fitted.moments is not None
+        needed = fitted.moments.only(len(self.layout.word_blocks))
+        self.reset("fit")
+        return replace(fitted, moments=needed)
+
+    def take_kept(self, of_all_ranks: bool) -> Tensor:
+        """Return the first columns of kept rows, ``(n, n_kept)``, and keep them no longer.
+
+        All ranks must call it for those `of_all_ranks`.
+        """
+        parts = chain(*gather(self.kept)) if of_all_ranks else self.kept
+        kept = torch.cat([torch.zeros(0, self.layout.n_kept), *parts])
+        self.kept.clear()
+        return kept
 
     def add_test(self, rows: Tensor, first: int, fitted: FittedMaps, n_shards: int = 1) -> None:
         """Add held-out rows as they are read; each of `n_shards` ranks keeps as many."""

@@ -20,7 +20,7 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.baselines import beside_baselines
-from lincorr_lightning.linear_map.fitting import Ridge, check_ridge, fit_maps, require_held_out
+from lincorr_lightning.linear_map.fitting import Ridge, check_ridge, require_held_out
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
 from lincorr_lightning.linear_map.scores import over_wordings, ridge_paths, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, Solution, split_targets
@@ -170,12 +170,9 @@ class LinearProbe(LMStudy):
         if not batch.is_padding:
             self._batches["fit"].append(batch)
             self.sums.add("fit", rows, batch.first)
+        del rows  # which takes memory
         if self.trainer.is_last_batch:
-            fitted = fit_maps(self.sums.gather_fit(), self.layout, self.ridge)
-            assert fitted.moments is not None
-            needed = fitted.moments.only(len(self.layout.word_blocks))
-            self.fitted = replace(fitted, moments=needed)
-            self.sums.reset("fit")  # which takes memory
+            self.fitted = self.sums.fit_maps(self.ridge)
             self.fitted_with = self.ridge
             self.fit_subjects = self._gather_subjects("fit")
             warn_of_few_subjects(self.fitted)
@@ -217,7 +214,7 @@ class LinearProbe(LMStudy):
         self.fitted = replace(fitted, moments=None)  # which take memory
         phase = "test" if self.trainer.testing else "val"
         subjects = {"fit": self.fit_subjects, "test": self._gather_subjects("test")}
-        instance, kept = self.sums.instance_r(), [*chain(*gather(self.sums.kept))]
+        instance, kept = self.sums.instance_r(), self.sums.take_kept(of_all_ranks=True)
         self.sums.reset("test")
         self._findings = score_probe(
             fitted, test, instance, kept, self.lm, self.random_labels, subjects, phase
@@ -336,7 +333,7 @@ def score_probe(
     fitted: FittedMaps,
     test: Moments,
     instance: Mapping[Pair, float],
-    kept: Sequence[Tensor],
+    kept: Tensor,
     lm: LanguageModel,
     random_labels: int,
     subjects: Mapping[Any, Sequence[str]],
@@ -345,7 +342,7 @@ def score_probe(
     """Score maps on held-out subjects.
 
     `fitted` are on the device of `test`, the moments of all held-out rows; `kept` are the first
-    columns of some of them, ``(n, n_kept)`` each, and `instance` is the instance-wise r.
+    columns of some of them, ``(n, n_kept)``, and `instance` is the instance-wise r.
     """
     if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
         raise LanguageModelError(
@@ -353,11 +350,10 @@ def score_probe(
             "its prompts. Its config.json or weights are wrong; copy them again."
         )
     layout = fitted.layout
-    rows = torch.cat([torch.zeros(0, layout.n_kept), *kept])
     scores = score_maps(fitted, test, instance)
-    scores = with_numbers(scores, significance.standard_errors(fitted, test, rows))
+    scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
     scores = with_numbers(scores, significance.partial_correlations(scores, fitted, test))
-    wordings = beside_baselines(scores, fitted, test, lm, random_labels, rows=rows)
+    wordings = beside_baselines(scores, fitted, test, lm, random_labels, rows=kept)
     scores = [*over_wordings({score.ends: score for score in wordings}).values()]
     return ProbeFindings(
         phase=phase,
@@ -365,7 +361,7 @@ def score_probe(
         wordings=wordings,
         weights={pair: w.cpu().numpy() for pair, w in fitted.weights().items()},
         layout=layout,
-        path=[over_wordings(point) for point in ridge_paths(fitted, test, HALF_DECADES)],
+        path=ridge_paths(fitted, test, HALF_DECADES),
         subjects=subjects,
         n_fit=fitted.n,
         n_test=int(test.n),

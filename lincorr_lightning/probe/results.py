@@ -11,7 +11,13 @@ import numpy.typing as npt
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
-from lincorr_lightning.linear_map.scores import SPREAD, PairScore, number_columns
+from lincorr_lightning.linear_map.scores import (
+    SPREAD,
+    PairScore,
+    RidgePoint,
+    hits_of,
+    number_columns,
+)
 from lincorr_lightning.linear_map.weights import shown_labels
 from lincorr_lightning.probe.verdict import verdict
 from lincorr_lightning.results.results import Figure, Results
@@ -26,7 +32,7 @@ _N_INFLUENCES = 5  # of each label
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
-_PATH_COLUMNS = ["pair", "ridge", "label_mean", *_HITS, "macro_1", *_LEVELS]
+_PATH_NUMBERS = ["ridge", "label_mean", *_HITS, "macro_1"]
 _SUMMARY = [
     "pair",
     "label_mean",
@@ -48,7 +54,7 @@ class ProbeFindings:
     wordings: Sequence[PairScore]  #: Scores of each wording.
     weights: Mapping[Pair, _FLOATS]  #: W of each pair, ``(n_target_labels, n_source_labels)``.
     layout: JointLayout
-    path: Sequence[Mapping[Pair, PairScore]]
+    path: Sequence[Mapping[Pair, RidgePoint]]
     """Scores at each ridge strength; empty when stored maps were scored."""
     subjects: Mapping[str, Sequence[str]]  #: Subjects of each half.
     n_fit: int
@@ -111,9 +117,9 @@ def probe_results(
     )
 
 
-def _point(score: PairScore) -> dict[str, Any]:
-    hits = {way: score.hits(way) for way in ("influenced", "influencing")}
-    return {"ridge": score.ridge, "label_mean": score.label_mean, **hits}
+def _point(point: RidgePoint) -> dict[str, Any]:
+    hits = {way: hits_of(point, way) for way in ("influenced", "influencing")}
+    return {"ridge": point.ridge, "label_mean": point.label_mean, **hits}
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
@@ -220,12 +226,17 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         yield _answers(findings)
     if findings.path:
         points = [
-            replace(point[score.ends], **{level: getattr(score, level) for level in _LEVELS})
+            (
+                score.pair,
+                *(getattr(point[score.ends], name) for name in _PATH_NUMBERS),
+                *(getattr(score, name) for name in _LEVELS),
+            )
             for score in scores
             for point in findings.path
         ]
+        names = ["pair", *_PATH_NUMBERS, *_LEVELS]
         caption = "Correlation and precision at every ridge strength"
-        yield Table.of("ridge_path", points, _PATH_COLUMNS, caption)
+        yield Table.of("ridge_path", points, names, caption, headings=headings, formats=formats)
     if parts := [part for score in scores for part in score.completeness.items()]:
         columns = ["completeness", "pair", "n_labels", "label_mean", *_HITS[:4]]
         rows = [{"completeness": kind, **part.row()} for kind, part in parts]
