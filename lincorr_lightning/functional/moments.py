@@ -74,12 +74,13 @@ class Moments(NamedTuple):
                 i, j = _within(a, a_part), _within(b, b_part)
                 if i.start < i.stop and j.start < j.stop:
                     block = self.products[place].view(a_part.stop - a_part.start, -1)
-                    block = _take(_take(block, 0, a[i], a_part), 1, b[j], b_part)
-                    values[i, j] = block
+                    values[i, j] = _take(_take(block, 0, a[i], a_part), 1, b[j], b_part)
         if found.isnan().any() and not self.products.isnan().any():
             raise KeyError("no block of the scatter has these columns")
-        found = found if row_of is None else found.index_select(0, row_of)
-        return found if column_of is None else found.index_select(1, column_of)
+        for dim, place_of in enumerate((row_of, column_of)):
+            if place_of is not None:
+                found = found.index_select(dim, place_of.to(found.device))
+        return found
 
 
 def upper_half(columns: slice) -> list[Block]:

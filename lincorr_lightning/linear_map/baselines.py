@@ -152,7 +152,7 @@ def _r_at_targets(
         torch.full((len(columns),), fitted.ridges[source, target], dtype=torch.float64)
         for target, columns in words.items()
     ]
-    squares = RidgeSolver(fitted.moments, x, list(words.values()))
+    squares = RidgeSolver(fitted.moments, x, torch.cat(list(words.values())))
     maps = squares.solve(torch.cat(parts)), squares.solve(0.0)
     sizes = [layout.sizes[target] for target in words]
     of_labels = Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)

@@ -47,16 +47,13 @@ class RidgeSolver:
     """Least squares from one source to all its targets, for any ridge strength.
 
     One eigendecomposition serves all strengths. Of the moments of joint rows, `x` are the columns
-    of the source and `y` those of the targets, in parts if no block of the scatter has all.
+    of the source and `y` those of the targets.
     """
 
-    def __init__(self, moments: Moments, x: Tensor, y: Tensor | Sequence[Tensor]) -> None:
+    def __init__(self, moments: Moments, x: Tensor, y: Tensor) -> None:
         device = moments.mean.device
-        parts = [y] if isinstance(y, Tensor) else y
-        self._mean_x = moments.mean[x.to(device)]
-        self._mean_y = moments.mean[torch.cat(list(parts)).to(device)]
-        xy = torch.cat([moments.between(x, part) for part in parts], dim=1)
-        self._squares = LeastSquares(moments.between(x, x), xy)
+        self._mean_x, self._mean_y = (moments.mean[columns.to(device)] for columns in (x, y))
+        self._squares = LeastSquares(moments.between(x, x), moments.between(x, y))
 
     def solve(self, ridge: float | Tensor) -> Solution:
         """Return the map from the source to the targets.
