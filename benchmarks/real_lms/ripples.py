@@ -49,9 +49,10 @@ def plan() -> Iterator[Ripples]:
         for seed in run["seeds"]:
             for relation in run["relations"]:
                 for lm in run["lms"]:
+                    n_edits = PLAN["n_edits"].get(f"{lm} {relation}", 60)
                     values = {
                         "last": PLAN["steps"][-1],
-                        "n_edits": PLAN["n_edits"].get(f"{lm} {relation}", 60),
+                        "n_edits": run.get("n_edits", n_edits),
                         "side_by_side": PLAN["side_by_side"].get(lm, 30),
                         "seed": seed,
                         "relation": relation,
