@@ -331,9 +331,9 @@ def recorded_passes(monkeypatch: Any) -> list[list[list[str]]]:
     passes: list[list[list[str]]] = []
     read = LanguageModel.joint_logits
 
-    def joint_logits(lm: LanguageModel, prompts: Any, token_ids: Any) -> torch.Tensor:
+    def joint_logits(lm: LanguageModel, prompts: Any, *how: Any) -> torch.Tensor:
         passes.append([list(part) for part in prompts])
-        return read(lm, prompts, token_ids)
+        return read(lm, prompts, *how)
 
     monkeypatch.setattr(LanguageModel, "joint_logits", joint_logits)
     return passes

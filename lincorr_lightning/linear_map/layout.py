@@ -266,9 +266,10 @@ def domain_rows(lm: LanguageModel, reads: Sequence[Read], subjects: Sequence[str
 
     `reads` are those of a layout. Each prompt is read once.
     """
-    templates, tokens = zip(*reads, strict=True)
-    filled = {one: [one.replace("{}", x, 1) for x in subjects] for one in templates}
-    return lm.joint_logits([filled[template] for template in templates], tokens)
+    templates = list(dict.fromkeys(template for template, _ in reads))
+    prompts = [[template.replace("{}", x, 1) for x in subjects] for template in templates]
+    read_after = [templates.index(template) for template, _ in reads]
+    return lm.joint_logits(prompts, [tokens for _, tokens in reads], read_after)
 
 
 class RelationLogits(NamedTuple):

@@ -401,7 +401,10 @@ class LanguageModel(nn.Module):
 
     @_locked
     def joint_logits(
-        self, prompts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[int] | Tensor]
+        self,
+        prompts: Sequence[Sequence[str]],
+        token_ids: Sequence[Sequence[int] | Tensor],
+        read_after: Sequence[int] | None = None,
     ) -> Tensor:
         """Return the logits of several domains side by side, each after its own prompt.
 
@@ -412,30 +415,28 @@ class LanguageModel(nn.Module):
         the same bit for bit where an earlier call had the same prompts, else up to the rounding of
         the LM's dtype, like with any other choice of what is read together.
 
-        Each domain has one prompt per subject, in the same order of subjects, and its tokens; those
-        of domains with the same prompts are read once. The logits are ``(n_subjects, n_labels of
-        all domains)``, float64, on the LM's device. Errors are those of `domain_logits`, and of
-        required prefix sharing that is not supported.
+        Each domain has one prompt per subject, in the same order of subjects, and its tokens; with
+        `read_after`, a domain has the prompts of that index, so that several share prompts, which
+        are read once. The logits are ``(n_subjects, n_labels of all domains)``, float64, on the
+        LM's device. Errors are those of `domain_logits`, and of required prefix sharing that is
+        not supported.
         """
+        rows = self.rows(list(chain.from_iterable(prompts)))
         n = len(prompts[0])
-        spans: dict[Sequence[str], range] = {}
-        read = [
-            spans.setdefault(tuple(texts), range(len(spans) * n, (len(spans) + 1) * n))
-            for texts in prompts
-        ]
-        rows = self.rows(list(chain.from_iterable(spans)))
-        distinct = list(spans.values())
-        subjects = list(zip(*distinct, strict=True))
+        spans = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
+        subjects = list(zip(*spans, strict=True))
+        after = range(len(prompts)) if read_after is None else read_after
         if self._test().by_rows:
-            return self._logits(rows, read, token_ids, self._last_states(rows, distinct, subjects))
+            states = self._last_states(rows, spans, subjects)
+            return self._logits(rows, [spans[i] for i in after], token_ids, states)
         _, self.reads_prompts = self._plan(rows, subjects)
-        parts = dict[int, Tensor]()
-        for span in distinct:
-            mine = [i for i, other in enumerate(read) if other is span]
-            tokens = [torch.as_tensor(token_ids[i]) for i in mine]
-            logits = self.logits_of_rows([rows[i] for i in span], torch.cat(tokens))
-            parts |= zip(mine, torch.split(logits, [*map(len, tokens)], dim=1), strict=True)
-        return torch.cat([parts[i] for i in range(len(read))], dim=1)
+        domains = list(zip(after, map(torch.as_tensor, token_ids), strict=True))
+        parts: list[Iterator[Tensor]] = []
+        for i, span in enumerate(spans):
+            tokens = [some for of, some in domains if of == i]
+            logits = self.logits_of_rows([rows[j] for j in span], torch.cat(tokens))
+            parts.append(iter(torch.split(logits, [*map(len, tokens)], dim=1)))
+        return torch.cat([next(parts[i]) for i, _ in domains], dim=1)
 
     def _logits(
         self,
