@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,8 @@ class Wording:
     *Controls as source* predict the same target from the prompts of controls in the source's
     sentence, *as target* the words of controls in the target's; *others* are unrelated kinds of
     knowledge in other sentences, in the same places. Leads have 95 % intervals from samples of
-    kinds of knowledge, which pairs share. Random words are the stronger of both sides.
+    kinds of knowledge, which pairs share. Random words are the stronger of both sides. *Without
+    sums* are no pairs of X+1, X+2 and X*2, whose sentences are next to nothing but their X.
     """
 
     lm: str = column("LM")
@@ -62,6 +63,7 @@ class Wording:
     as_target: float = column("controls as target", ".2f")
     lead_source: Estimate = column("lead over controls as source", "+.2f")
     lead_target: Estimate = column("lead over controls as target", "+.2f")
+    lead_words: Estimate = column("the same, without sums", "+.2f")
     n_above: int = column("above all controls", "d")
     partial: float = column("r given the wording", ".2f")
     partial_unrelated: float = column("the same, unrelated pairs", ".2f")
@@ -73,7 +75,8 @@ class Exceeding:
 
     Share of pairs whose intervals are above zero on both sides; *r with relatedness* is over all
     pairs between whether they are related and the mean of both excesses, then given the overlap of
-    their wordings (4-grams of characters, Jaccard); p by permuted kinds of knowledge.
+    their wordings (4-grams of characters, Jaccard); p by permuted kinds of knowledge. *Without
+    sums* are no pairs of X+1, X+2, X*2 and the like.
     """
 
     lm: str = column("LM")
@@ -84,6 +87,8 @@ class Exceeding:
     r_overlap: float = column("r with overlap", ".2f")
     r_given_overlap: float = column("r with relatedness, given overlap", ".2f")
     p_given_overlap: float = column("its p", ".2g")
+    r_without_sums: float = column("the same, without sums", ".2f")
+    p_without_sums: float = column("its p, without sums", ".2g")
 
 
 def grams(text: str, n: int = 4) -> set[str]:
@@ -100,6 +105,11 @@ def overlap(first: str, second: str) -> float:
 def in_sentence(source: str, target: str) -> bool:
     """Return whether one of two kinds is a control in the sentence of the other."""
     return source in SENTENCES.get(target, ()) or target in SENTENCES.get(source, ())
+
+
+def is_sum(pair: tuple[str, str]) -> bool:
+    """Return whether a pair is one of sums, or of their controls."""
+    return all(name.startswith("X") for name in pair)
 
 
 def is_control(name: str) -> bool:
@@ -160,6 +170,7 @@ def wording_of(lm: str, rows: Sequence[PairScores]) -> Wording:
             }
         )
     table = DataFrame(found)
+    words = table[~table["ends"].map(is_sum)]
     unrelated = [
         row.partial
         for row, pair in ends.items()
@@ -172,6 +183,7 @@ def wording_of(lm: str, rows: Sequence[PairScores]) -> Wording:
         **means[["r", "words", "other_source", "other_target", "as_source", "as_target"]],
         lead_source=over_kinds(table["ends"], (table["r"] - table["as_source"]).to_numpy()),
         lead_target=over_kinds(table["ends"], (table["r"] - table["as_target"]).to_numpy()),
+        lead_words=over_kinds(words["ends"].tolist(), (words["r"] - words["as_target"]).to_numpy()),
         n_above=int(table["is_above"].sum()),
         partial=means["partial"],
         partial_unrelated=float(np.nanmean(np.array(unrelated, dtype=float))),
@@ -188,8 +200,6 @@ def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
     """Return which pairs of an LM exceed random words."""
     template = {one.name: one.template for one in Catalogue.load().values()}
     ends = [tuple(row.pair.split("→")) for row in rows]
-    names = sorted({name for pair in ends for name in pair})
-    number = {name: i for i, name in enumerate(names)}
     related = np.array([row.is_known for row in rows], dtype=float)
     alike = np.array([overlap(template[a], template[b]) for a, b in ends])
     excess = np.array(
@@ -201,6 +211,26 @@ def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
     def share(chosen: npt.NDArray[np.bool_]) -> str:
         return f"{int(exceeds[chosen].sum())} of {int(chosen.sum())}"
 
+    plain = (related == 0) & ~control
+    words = np.array([not is_sum(pair) for pair in ends])
+    return Exceeding(
+        lm,
+        share(related > 0),
+        share(plain),
+        share(control & (related == 0)),
+        float(np.corrcoef(related, excess)[0, 1]),
+        float(np.corrcoef(alike, excess)[0, 1]),
+        *beyond_overlap(ends, related, alike, excess),
+        *beyond_overlap([*compress(ends, words)], related[words], alike[words], excess[words]),
+    )
+
+
+def beyond_overlap(
+    ends: Sequence[tuple[str, str]], related: FLOATS, alike: FLOATS, excess: FLOATS
+) -> tuple[float, float]:
+    """Return r of relatedness of pairs and their excess, given the overlap; and its p."""
+    names = sorted({name for pair in ends for name in pair})
+    number = {name: i for i, name in enumerate(names)}
     of_related, of_excess = residual(related, alike), residual(excess, alike)
     observed = np.corrcoef(of_related, of_excess)[0, 1]
     # Kinds of knowledge are exchanged as wholes: pairs that share one are not independent.
@@ -215,17 +245,7 @@ def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
         shuffled = matrix[order[index[:, 0]], order[index[:, 1]]]
         known = ~np.isnan(shuffled)
         n_larger += np.corrcoef(of_related[known], shuffled[known])[0, 1] >= observed
-    plain = (related == 0) & ~control
-    return Exceeding(
-        lm,
-        share(related > 0),
-        share(plain),
-        share(control & (related == 0)),
-        float(np.corrcoef(related, excess)[0, 1]),
-        float(np.corrcoef(alike, excess)[0, 1]),
-        float(observed),
-        (n_larger + 1) / (N_DRAWS + 1),
-    )
+    return float(observed), (n_larger + 1) / (N_DRAWS + 1)
 
 
 def wordings(pairs: Sequence[PairScores]) -> Iterator[tuple[Wording, Exceeding]]:
