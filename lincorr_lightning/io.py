@@ -276,9 +276,11 @@ def number(value: float | None) -> float | None:
 
 def write_json(path: str | Path, obj: Any) -> None:
     """Write data, also numpy's, as standard JSON, without NaN and infinity: pass None for them."""
-    # A path that is not UTF-8 holds surrogates, which JSON escapes in the same way.
-    options: Any = {"encoding": "utf-8", "errors": "backslashreplace", "newline": "\n"}
-    with atomic_write(path) as part, part.open("w", **options) as file:
+    with (
+        atomic_write(path) as part,
+        # A path that is not UTF-8 holds surrogates, which JSON escapes in the same way.
+        part.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file,
+    ):
         json.dump(obj, file, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)
         file.write("\n")
 

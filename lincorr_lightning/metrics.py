@@ -73,7 +73,7 @@ class JointMoments(Metric):
         super().__init__(**kwargs)
         *sums, self.blocks = no_moments(n_columns, blocks)
         self.n_entries = len(sums[-1])  #: Number of products.
-        # Of no rows there are no products, which torchmetrics would hold twice.
+        # They are allocated at the first row: torchmetrics keeps a default beside each state.
         sums[-1] = sums[-1].new_empty(0)
         for name, value in zip(_SUMS, sums, strict=True):
             # Means do not add up: ranks are merged in `compute`, not by a plain sum.

@@ -212,7 +212,8 @@ def above_words(numbers: Numbers, lm: str) -> Comparison:
 def above_wording(numbers: Numbers, lm: str) -> Comparison:
     """Return whether related pairs exceed controls in their sentences, also without sums."""
     row = one(numbers.wording, lm=lm)
-    holds = min(row.lead_source.low, row.lead_words.low) > 0
+    leads = row.lead_source, row.lead_target, row.lead_without_sums
+    holds = min(lead.low for lead in leads) > 0
     note = f"{row.n_above} of {row.pairs} pairs"
     return Comparison(row.r, max(row.as_source, row.as_target), holds, note)
 

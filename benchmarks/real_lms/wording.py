@@ -50,7 +50,7 @@ class Wording:
     sentence, *as target* the words of controls in the target's; *others* are unrelated kinds of
     knowledge in other sentences, in the same places. Leads have 95 % intervals from samples of
     kinds of knowledge, which pairs share. Random words are the stronger of both sides. *Without
-    sums* are no pairs of X+1, X+2 and X*2, whose sentences are next to nothing but their X.
+    sums* leaves out the pairs between two of X+1, X+2 and X*2.
     """
 
     lm: str = column("LM")
@@ -63,7 +63,7 @@ class Wording:
     as_target: float = column("controls as target", ".2f")
     lead_source: Estimate = column("lead over controls as source", "+.2f")
     lead_target: Estimate = column("lead over controls as target", "+.2f")
-    lead_words: Estimate = column("the same, without sums", "+.2f")
+    lead_without_sums: Estimate = column("the same, without sums", "+.2f")
     n_above: int = column("above all controls", "d")
     partial: float = column("r given the wording", ".2f")
     partial_unrelated: float = column("the same, unrelated pairs", ".2f")
@@ -76,7 +76,7 @@ class Exceeding:
     Share of pairs whose intervals are above zero on both sides; *r with relatedness* is over all
     pairs between whether they are related and the mean of both excesses, then given the overlap of
     their wordings (4-grams of characters, Jaccard); p by permuted kinds of knowledge. *Without
-    sums* are no pairs of X+1, X+2, X*2 and the like.
+    sums* leaves out those between two of X+1, X+2, X*2 and their controls.
     """
 
     lm: str = column("LM")
@@ -108,7 +108,7 @@ def in_sentence(source: str, target: str) -> bool:
 
 
 def is_sum(pair: tuple[str, str]) -> bool:
-    """Return whether a pair is one of sums, or of their controls."""
+    """Return whether a pair is between two sums, or controls of them."""
     return all(name.startswith("X") for name in pair)
 
 
@@ -170,7 +170,7 @@ def wording_of(lm: str, rows: Sequence[PairScores]) -> Wording:
             }
         )
     table = DataFrame(found)
-    words = table[~table["ends"].map(is_sum)]
+    without_sums = table[~table["ends"].map(is_sum)]
     unrelated = [
         row.partial
         for row, pair in ends.items()
@@ -183,7 +183,10 @@ def wording_of(lm: str, rows: Sequence[PairScores]) -> Wording:
         **means[["r", "words", "other_source", "other_target", "as_source", "as_target"]],
         lead_source=over_kinds(table["ends"], (table["r"] - table["as_source"]).to_numpy()),
         lead_target=over_kinds(table["ends"], (table["r"] - table["as_target"]).to_numpy()),
-        lead_words=over_kinds(words["ends"].tolist(), (words["r"] - words["as_target"]).to_numpy()),
+        lead_without_sums=over_kinds(
+            without_sums["ends"].tolist(),
+            (without_sums["r"] - without_sums["as_target"]).to_numpy(),
+        ),
         n_above=int(table["is_above"].sum()),
         partial=means["partial"],
         partial_unrelated=float(np.nanmean(np.array(unrelated, dtype=float))),
@@ -212,7 +215,7 @@ def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
         return f"{int(exceeds[chosen].sum())} of {int(chosen.sum())}"
 
     plain = (related == 0) & ~control
-    words = np.array([not is_sum(pair) for pair in ends])
+    is_other = np.array([not is_sum(pair) for pair in ends])
     return Exceeding(
         lm,
         share(related > 0),
@@ -221,7 +224,9 @@ def exceeding_of(lm: str, rows: Sequence[PairScores]) -> Exceeding:
         float(np.corrcoef(related, excess)[0, 1]),
         float(np.corrcoef(alike, excess)[0, 1]),
         *beyond_overlap(ends, related, alike, excess),
-        *beyond_overlap([*compress(ends, words)], related[words], alike[words], excess[words]),
+        *beyond_overlap(
+            [*compress(ends, is_other)], related[is_other], alike[is_other], excess[is_other]
+        ),
     )
 
 

@@ -8,7 +8,7 @@ variances", 1979) over batches and over ranks.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
@@ -54,11 +54,11 @@ class Moments(NamedTuple):
         """The whole scatter, ``(n_columns, n_columns)``, of moments that keep all of it."""
         return self.products.view(len(self.mean), -1)
 
-    def only(self, n_blocks: int) -> Moments:
-        """Return the same moments with the first blocks alone, in memory of their own."""
-        blocks = self.blocks[:n_blocks]
-        n_entries = sum((x.stop - x.start) * (y.stop - y.start) for x, y in blocks)
-        return self._replace(products=self.products[:n_entries].clone(), blocks=blocks)
+    def first_blocks(self, n: int) -> Moments:
+        """Return the same moments with n blocks alone, in memory of their own."""
+        blocks = self.blocks[:n]
+        *_, last = _places(blocks)
+        return self._replace(products=self.products[: last.stop].clone(), blocks=blocks)
 
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the scatter between columns x and y, ``(len(x), len(y))``.
@@ -67,26 +67,28 @@ class Moments(NamedTuple):
         """
         # Of sorted columns, those in a block are neighbours, which is faster by much.
         (rows, row_of), (columns, column_of) = _sorted(x), _sorted(y)
-        found = self.products.new_full((len(x), len(y)), torch.nan)
-        ways = (rows, columns, found), (columns, rows, found.T)
+        scatter = self.products.new_empty(len(x), len(y))
+        is_kept = torch.zeros(len(x), len(y), dtype=torch.bool)
+        ways = (rows, columns, scatter, is_kept), (columns, rows, scatter.T, is_kept.T)
         for (a_part, b_part), place in zip(self.blocks, _places(self.blocks), strict=True):
-            for a, b, values in ways:
+            for a, b, values, kept in ways:
                 i, j = _within(a, a_part), _within(b, b_part)
                 if i.start < i.stop and j.start < j.stop:
                     block = self.products[place].view(a_part.stop - a_part.start, -1)
                     values[i, j] = _take(_take(block, 0, a[i], a_part), 1, b[j], b_part)
-        if found.isnan().any() and not self.products.isnan().any():
+                    kept[i, j] = True
+        if not is_kept.all():
             raise KeyError("no block of the scatter has these columns")
         for dim, place_of in enumerate((row_of, column_of)):
             if place_of is not None:
-                found = found.index_select(dim, place_of.to(found.device))
-        return found
+                scatter = scatter.index_select(dim, place_of.to(scatter.device))
+        return scatter
 
 
 def upper_half(columns: slice) -> list[Block]:
-    """Return blocks that have the scatter of some columns with themselves, hardly more than half.
+    """Return the blocks of the upper triangle of some columns' scatter, in strips of `_TILE`.
 
-    The other half mirrors them.
+    `Moments.between` mirrors them.
     """
     starts = range(columns.start, columns.stop, _TILE)
     return [
@@ -150,7 +152,7 @@ def moments_of(rows: Tensor | Sequence[Tensor], blocks: Sequence[Block] = ()) ->
 def add_rows(total: Moments, *rows: Tensor) -> Moments:
     """Return moments with a batch of rows added; the products of `total` are changed in place.
 
-    Rows, and moments, may take gigabytes: neither is copied.
+    Both may take gigabytes: no more than the columns of a block are copied at once.
     """
     if len(rows[0]) == 0:
         return total
@@ -159,7 +161,7 @@ def add_rows(total: Moments, *rows: Tensor) -> Moments:
     starts = list(accumulate((part.shape[1] for part in parts), initial=0))
 
     def centred(columns: slice) -> Tensor:
-        i = max(i for i, start in enumerate(starts[:-1]) if start <= columns.start)
+        i = bisect_right(starts, columns.start) - 1
         here = slice(columns.start - starts[i], columns.stop - starts[i])
         return parts[i][:, here] - means[i][here]
 

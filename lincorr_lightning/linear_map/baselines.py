@@ -21,7 +21,7 @@ from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, with_numbers
-from lincorr_lightning.linear_map.solver import FittedMaps, Influences, Judge, RidgeSolver, Solution
+from lincorr_lightning.linear_map.solver import FittedMaps, Judge, REstimate, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
 
@@ -72,7 +72,7 @@ def random_words(
                 r[n] = _r_of_draws(fitted, test, source, drawn, kept)
         at_targets = _r_at_targets(fitted, test, source, rows)
         for i, target in enumerate(layout.targets[source]):
-            labels, words = (Influences(*(part[:, i] for part in side)) for side in r[compared])
+            labels, words = (REstimate(*(part[:, i] for part in side)) for side in r[compared])
             to_words = _means(at_targets[target][1].r, layout.sizes[target], rng)
             numbers[source, target] = {
                 **_range("random_label", r[n_labels][1].r[:, i].numpy()),
@@ -103,7 +103,7 @@ def _r_of_draws(
     source: str,
     columns: Sequence[Sequence[Tensor]],
     rows: Tensor,
-) -> list[Influences]:
+) -> list[REstimate]:
     """Return r of maps from draws of columns, on each side.
 
     They are means over the labels of each target, ``(n_draws, n_targets)``, and the influences are
@@ -116,16 +116,16 @@ def _r_of_draws(
     sizes = [layout.sizes[target] for target in layout.targets[source]]
     sides = []
     for draws in columns:
-        r, of_rows = [], []
+        r, influence = [], []
         for x in draws:
             squares = RidgeSolver(fitted.moments, x, y)
             judge = Judge(test, x, y)
             solution = _better(squares.solve(ridge), squares.solve(0.0), judge)
-            found = judge.influences(solution, rows, sizes)
-            parts = torch.split(found.r, sizes)
+            estimate = judge.influences(solution, rows, sizes)
+            parts = torch.split(estimate.r, sizes)
             r.append(torch.stack([part.nanmean() for part in parts]))
-            of_rows.append(found.of_rows)
-        sides.append(Influences(torch.stack(r), torch.stack(of_rows).nanmean(0)))
+            influence.append(estimate.influence)
+        sides.append(REstimate(torch.stack(r), torch.stack(influence).nanmean(0)))
     return sides
 
 
@@ -139,7 +139,7 @@ def _better(one: Solution, other: Solution, judge: Judge) -> Solution:
 
 def _r_at_targets(
     fitted: FittedMaps, test: Moments, source: str, rows: Tensor
-) -> dict[str, tuple[Influences, Influences]]:
+) -> dict[str, tuple[REstimate, REstimate]]:
     """Return r of each label, and of each random word after each target's prompt.
 
     The maps are from the source's labels.
@@ -156,15 +156,15 @@ def _r_at_targets(
     maps = squares.solve(torch.cat(parts)), squares.solve(0.0)
     sizes = [layout.sizes[target] for target in words]
     of_labels = Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
-    at_labels = zip(torch.split(of_labels.r, sizes), of_labels.of_rows.T, strict=True)
+    at_labels = zip(torch.split(of_labels.r, sizes), of_labels.influence.T, strict=True)
     start, samples = 0, {}
     for (target, columns), labels in zip(words.items(), at_labels, strict=True):
         part = slice(start, start + len(columns))
         start = part.stop
         one, other = (Solution(w[part], mean_x, mean_y[part]) for w, mean_x, mean_y in maps)
         judge = Judge(test, x, columns)
-        found = judge.influences(_better(one, other, judge), rows, [len(columns)])
-        samples[target] = Influences(*labels), Influences(found.r, found.of_rows[:, 0])
+        estimate = judge.influences(_better(one, other, judge), rows, [len(columns)])
+        samples[target] = REstimate(*labels), REstimate(estimate.r, estimate.influence[:, 0])
     return samples
 
 
@@ -183,7 +183,7 @@ def _range(name: str, drawn: _FLOATS) -> dict[str, Any]:
 
 
 def _difference(
-    name: str, a: Influences, b: Influences, n_subjects: Tensor, p: str | None = None
+    name: str, a: REstimate, b: REstimate, n_subjects: Tensor, p: str | None = None
 ) -> dict[str, float | None]:
     """Return the difference between two means of r, its 95 % interval, and as `p` that it is not 0.
 
@@ -197,7 +197,7 @@ def _difference(
     if not all(map(len, values)):
         return dict.fromkeys(names)
     mean = float(values[0].mean() - values[1].mean())
-    influences = (a.of_rows - b.of_rows).numpy()
+    influences = (a.influence - b.influence).numpy()
     samples = [*((each, len(each)) for each in values), (influences, float(n_subjects))]
     # A side that was not drawn has no spread.
     parts = [(one.var(ddof=1) / n, len(one) - 1) for one, n in samples if len(one) > 1]

@@ -160,8 +160,8 @@ class JointLayout:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of the joint scatter that maps and nulls need, `word_blocks` first."""
-        blocks = self.word_blocks
+        """The blocks of the joint scatter that maps and nulls need, `scoring_blocks` first."""
+        blocks = self.scoring_blocks
         for source, targets in self.targets.items():
             labels = self._spans[View("labels", source)]
             for run in self._runs(targets) if self.permuted else ():
@@ -175,8 +175,11 @@ class JointLayout:
         return blocks
 
     @property
-    def word_blocks(self) -> list[Block]:
-        """The blocks of labels and random words: all for maps of these and for other ridges."""
+    def scoring_blocks(self) -> list[Block]:
+        """The blocks that scores need of fitted rows: of labels, and of labels and random words.
+
+        They are for maps of random words, other ridges and partial correlations.
+        """
         blocks = self.label_blocks
         for name in self.words:
             span = self._spans[View("words", name)]

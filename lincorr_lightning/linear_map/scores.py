@@ -263,8 +263,6 @@ class RidgePoint(NamedTuple):
     influencing_5: float | None = None
     influencing_n: float | None = None
     macro_1: float | None = None
-    macro_3: float | None = None
-    macro_5: float | None = None
 
 
 def hits_of(score: PairScore | RidgePoint, way: str) -> dict[str, Any] | None:
@@ -453,12 +451,13 @@ def ridge_paths(
 ) -> list[dict[Pair, RidgePoint]]:
     """Return r and Hit@N of all pairs at every ridge strength, means over their wordings.
 
-    None without the fit's moments.
+    The list is empty for stored maps, which have no moments.
     """
     layout = fitted.layout
-    path: list[dict[Pair, RidgePoint]] = [{} for _ in grid if fitted.moments is not None]
-    for source in progress(layout.sources if path else (), "ridge path"):
-        assert fitted.moments is not None
+    if fitted.moments is None:
+        return []
+    path: list[dict[Pair, RidgePoint]] = [{} for _ in grid]
+    for source in progress(layout.sources, "ridge path"):
         columns = layout.problems[source]["y"]
         squares, judge = RidgeSolver(fitted.moments, *columns), Judge(test, *columns)
         judged = {}
@@ -474,6 +473,7 @@ def ridge_paths(
                 if target in judged:
                     right, groups = judged[target]
                     hits = _hits(part, right, ranks_of_right(part, right), groups)
+                    hits = {name: hits[name] for name in RidgePoint._fields if name in hits}
                 point[source, target] = RidgePoint(float(ridge), mean_r(r[target]), **hits)
     wordings = wordings_of(layout.pairs).items()
     return [

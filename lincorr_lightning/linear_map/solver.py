@@ -63,17 +63,18 @@ class RidgeSolver:
         return Solution(self._squares.weight(ridge), self._mean_x, self._mean_y)
 
 
-class Influences(NamedTuple):
-    """r of labels, and how rows move it.
+class REstimate(NamedTuple):
+    """Label-wise r, and how much each held-out row moves its mean.
 
     Attributes:
-        r: Label-wise r, ``(n,)``; NaN where a label or prediction is constant.
-        of_rows: Influence of each row on the mean r over labels, those of each target on their own
-            where there are several, ``(n_rows, ...)``.
+        r: Of each label, ``(n,)``, or of each draw and target, ``(n_draws, n_targets)``; NaN where
+            a label or prediction is constant.
+        influence: Of each row on the mean over the labels of a target, ``(n_rows, n_targets)``, or
+            of the one target, ``(n_rows,)``.
     """
 
     r: Tensor
-    of_rows: Tensor
+    influence: Tensor
 
 
 class Judge:
@@ -92,15 +93,15 @@ class Judge:
         yy, constant = self._moments.square[self._y], self._moments.constant[self._y]
         return labelwise_pearson_from_moments(weight, self._xx, self._xy, yy, constant)
 
-    def influences(self, solution: Solution, rows: Tensor, sizes: Sequence[int]) -> Influences:
+    def influences(self, solution: Solution, rows: Tensor, sizes: Sequence[int]) -> REstimate:
         """Return r of each label, and of rows the influence on its mean over those of each target.
 
         The influence is taken around the moments, of whose rows `rows` are some, in any floating
-        type. Labels of the targets are `sizes`; constant ones are left out.
+        type. `sizes` are the numbers of labels of the targets; constant labels are left out.
         """
         n, x, y = self._moments.n, self._x, self._y
         r = self.label_r(solution.weight)
-        of_rows = [r.new_zeros(0, len(sizes))]
+        influence = [r.new_zeros(0, len(sizes))]
         if len(rows):
             mean_x, mean_y = self._moments.mean[x], self._moments.mean[y]
             predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
@@ -109,8 +110,8 @@ class Judge:
                 u = (solution(some[:, x].to(n)) - solution(mean_x)) / scales[0]
                 v = (some[:, y].to(n) - mean_y) / scales[1]
                 parts = torch.split(pearson_influence(u, v, r.to(u)), list(sizes), dim=1)
-                of_rows.append(torch.stack([part.nanmean(1) for part in parts], 1))
-        return Influences(r.cpu(), torch.cat(of_rows).cpu())
+                influence.append(torch.stack([part.nanmean(1) for part in parts], 1))
+        return REstimate(r.cpu(), torch.cat(influence).cpu())
 
 
 def mean_r(r: Tensor | None) -> float | None:
@@ -137,8 +138,8 @@ class FittedMaps:
     """Maps of each problem: those of the pairs, ``y``, and of nulls, see `JointLayout.problems`."""
     n: int  #: Number of subjects they were fitted on.
     moments: Moments | None = None
-    """Of the joint rows they were fitted on, for maps of words and other ridge strengths; None for
-    stored maps."""
+    """Of the rows they were fitted on, at least the `JointLayout.scoring_blocks`; None for stored
+    maps."""
 
     def to(self, device: torch.device) -> Self:
         """Return the same maps on a device."""
@@ -149,7 +150,10 @@ class FittedMaps:
             }
             for problem, by_source in self.maps.items()
         }
-        return replace(self, maps=maps)
+        moments = self.moments
+        if moments is not None:
+            moments = Moments._make([*(part.to(device) for part in moments[:-1]), moments.blocks])
+        return replace(self, maps=maps, moments=moments)
 
     def predictions(self, rows: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield each source with predicted and true logits of all its targets, of joint rows."""

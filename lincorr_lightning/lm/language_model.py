@@ -430,13 +430,14 @@ class LanguageModel(nn.Module):
             states = self._last_states(rows, spans, subjects)
             return self._logits(rows, [spans[i] for i in after], token_ids, states)
         _, self.reads_prompts = self._plan(rows, subjects)
-        domains = list(zip(after, map(torch.as_tensor, token_ids), strict=True))
-        parts: list[Iterator[Tensor]] = []
-        for i, span in enumerate(spans):
-            tokens = [some for of, some in domains if of == i]
-            logits = self.logits_of_rows([rows[j] for j in span], torch.cat(tokens))
-            parts.append(iter(torch.split(logits, [*map(len, tokens)], dim=1)))
-        return torch.cat([next(parts[i]) for i, _ in domains], dim=1)
+        tokens = [self._checked(ids) for ids in token_ids]
+        parts: dict[int, Tensor] = {}
+        for i in dict.fromkeys(after):
+            at = [k for k, other in enumerate(after) if other == i]
+            wanted = [tokens[k] for k in at]
+            logits = self.logits_of_rows([rows[j] for j in spans[i]], torch.cat(wanted))
+            parts |= zip(at, torch.split(logits, [*map(len, wanted)], dim=1), strict=True)
+        return torch.cat([parts[k] for k in range(len(tokens))], dim=1)
 
     def _logits(
         self,

@@ -77,13 +77,13 @@ class ProbeSums(HalfMoments):
                 cast(InstancewisePearson, metric).reset()
 
     def fit_maps(self, ridge: Ridge) -> FittedMaps:
-        """Fit the maps, and keep no more of the rows they are fitted on than scores need.
+        """Fit the maps, and forget the rows of the fit half but for what scores need.
 
         All ranks must call it.
         """
         fitted = fitting.fit_maps(self.gather_fit(), self.layout, ridge)
         assert fitted.moments is not None
-        needed = fitted.moments.only(len(self.layout.word_blocks))
+        needed = fitted.moments.first_blocks(len(self.layout.scoring_blocks))
         self.reset("fit")
         return replace(fitted, moments=needed)
 

@@ -350,6 +350,7 @@ def score_probe(
             "its prompts. Its config.json or weights are wrong; copy them again."
         )
     layout = fitted.layout
+    kept = kept.to(test.mean.device)  # once, not for every map
     scores = score_maps(fitted, test, instance)
     scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
     scores = with_numbers(scores, significance.partial_correlations(scores, fitted, test))

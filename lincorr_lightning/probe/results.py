@@ -32,7 +32,6 @@ _N_INFLUENCES = 5  # of each label
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
-_PATH_NUMBERS = ["ridge", "label_mean", *_HITS, "macro_1"]
 _SUMMARY = [
     "pair",
     "label_mean",
@@ -228,13 +227,13 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         points = [
             (
                 score.pair,
-                *(getattr(point[score.ends], name) for name in _PATH_NUMBERS),
+                *point[score.ends],
                 *(getattr(score, name) for name in _LEVELS),
             )
             for score in scores
             for point in findings.path
         ]
-        names = ["pair", *_PATH_NUMBERS, *_LEVELS]
+        names = ["pair", *RidgePoint._fields, *_LEVELS]
         caption = "Correlation and precision at every ridge strength"
         yield Table.of("ridge_path", points, names, caption, headings=headings, formats=formats)
     if parts := [part for score in scores for part in score.completeness.items()]:

@@ -32,10 +32,11 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
     for source, targets in layout.targets.items():
         x, y = layout.problems[source]["y"]
         sizes = [layout.sizes[target] for target in targets]
-        found = solver.Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
+        estimate = solver.Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
         # Rows are independent, labels are not: labels are averaged within a row. R is that of all
         # subjects, the spread that of those whose rows were kept.
-        for target, error in zip(targets, found.of_rows.std(0) / test.n.cpu().sqrt(), strict=True):
+        deviations = estimate.influence.std(0) / test.n.cpu().sqrt()
+        for target, error in zip(targets, deviations, strict=True):
             errors[source, target] = {"label_error": number(float(error))}
     return errors
 

@@ -57,7 +57,7 @@ def test_related_pairs_stand_beside_controls(rows: list[PairScores]) -> None:
     # Both pairs share no kind: a sample in fifteen has the one or the other alone.
     leads = r - as_source
     assert row.lead_source == pytest.approx((leads.mean(), leads.min(), leads.max()))
-    assert row.lead_words == row.lead_target  # there are no sums
+    assert row.lead_without_sums == row.lead_target  # there are no sums
     assert row.partial == pytest.approx(r.mean() / 2)
     assert row.partial_unrelated == pytest.approx((0.3 + 0.1) / 4)
 

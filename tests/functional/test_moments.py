@@ -50,7 +50,7 @@ def test_half_of_a_scatter_gives_all_of_it_in_any_order() -> None:
         (slice(3, 9), slice(0, 9)),
     ]
     halves = [
-        moments_of([part[rows] for part in parts], blocks) for rows in (slice(9), slice(9, 60))
+        moments_of([part[half] for part in parts], blocks) for half in (slice(9), slice(9, 60))
     ]
     kept = merge_moments(*halves)
     scatter = np.cov(rows.numpy().T, ddof=0) * 60
@@ -64,7 +64,7 @@ def test_half_of_a_scatter_gives_all_of_it_in_any_order() -> None:
         found = kept.between(torch.tensor([*x]), torch.tensor([*y]))
         np.testing.assert_allclose(found, scatter[np.ix_([*x], [*y])], atol=1e-11)
     assert kept.products.numel() < 0.7 * 700**2
-    first = kept.only(1)
+    first = kept.first_blocks(1)
     np.testing.assert_allclose(
         first.between(torch.tensor([120]), torch.tensor([7, 2])), scatter[120:121, [7, 2]]
     )

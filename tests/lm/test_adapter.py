@@ -156,11 +156,11 @@ def test_random_numbers_of_a_run_stay_the_same(made: tuple[Path, Any]) -> None:
 def test_base_is_looked_for_here_and_beside_the_adapter(
     lm_folder: Folder, made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(made[0].parent)
     change_settings(made[0], base_model_name_or_path="../base")
     shutil.copytree(lm_folder("llama"), made[0].parent / "base")
     assert LanguageModel.from_pretrained(str(made[0])).info["base"] == f"{made[0]}/../base"
     change_settings(made[0], base_model_name_or_path="base", revision="of the hub")
-    monkeypatch.chdir(made[0].parent)
     assert LanguageModel.from_pretrained("adapter").info["base"] == "base"
 
 

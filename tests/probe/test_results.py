@@ -14,7 +14,7 @@ import torch
 
 from lincorr_lightning.knowledge import Answer, Completeness, Domain, Label
 from lincorr_lightning.linear_map.layout import JointLayout
-from lincorr_lightning.linear_map.scores import PairScore
+from lincorr_lightning.linear_map.scores import PairScore, RidgePoint
 from lincorr_lightning.probe.results import ProbeFindings, probe_results
 from lincorr_lightning.results.results import Results
 
@@ -88,7 +88,13 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
     )
     sizes = {s.ends: (len(labels[s.target]), len(labels[s.source])) for s in scores}
     path = [
-        {s.ends: replace(s, ridge=ridge, label_mean=0.9 - ridge / 100) for s in scores}
+        {
+            s.ends: RidgePoint(
+                **{name: getattr(s, name) for name in RidgePoint._fields}
+                | {"ridge": ridge, "label_mean": 0.9 - ridge / 100}
+            )
+            for s in scores
+        }
         for ridge in (0.0, 1.0, 10.0)
     ]
     values: dict[str, Any] = {
