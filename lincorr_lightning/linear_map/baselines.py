@@ -113,7 +113,7 @@ def _r_of_draws(
     layout = fitted.layout
     ridge = solver.per_target_ridge(layout, source, fitted.ridges)
     y = layout.target_columns(source)
-    sizes = [layout.sizes[target] for target in layout.targets[source]]
+    sizes = layout.target_sizes(source)
     sides = []
     for draws in columns:
         r, influence = [], []
@@ -154,7 +154,7 @@ def _r_at_targets(
     ]
     squares = RidgeSolver(fitted.moments, x, torch.cat(list(words.values())))
     maps = squares.solve(torch.cat(parts)), squares.solve(0.0)
-    sizes = [layout.sizes[target] for target in words]
+    sizes = layout.target_sizes(source)
     of_labels = Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
     at_labels = zip(torch.split(of_labels.r, sizes), of_labels.influence.T, strict=True)
     start, samples = 0, {}

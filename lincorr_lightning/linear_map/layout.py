@@ -215,6 +215,10 @@ class JointLayout:
         """Return the columns of all targets of a source, side by side."""
         return torch.cat([self.columns(target) for target in self.targets[source]])
 
+    def target_sizes(self, source: str) -> list[int]:
+        """Return the number of labels of each target of a source."""
+        return [self.sizes[target] for target in self.targets[source]]
+
     def control_columns(self, *names: str) -> Tensor:
         """Return the columns of the labels of some kinds of knowledge after the control prompt."""
         return self._find(View("control"), names)

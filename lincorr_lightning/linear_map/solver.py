@@ -123,9 +123,8 @@ def split_targets(
     layout: JointLayout, source: str, values: Tensor, dim: int = -1
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each target of a source with its part of values over all target columns."""
-    targets = layout.targets[source]
-    sizes = [layout.sizes[target] for target in targets]
-    yield from zip(targets, torch.split(values, sizes, dim), strict=True)
+    parts = torch.split(values, layout.target_sizes(source), dim)
+    yield from zip(layout.targets[source], parts, strict=True)
 
 
 @dataclass(frozen=True)
@@ -210,4 +209,4 @@ def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, flo
     """Return the ridge strength of each target column of a source, ``(n_target,)`` float64."""
     targets = layout.targets[source]
     strengths = torch.tensor([ridges[source, target] for target in targets], dtype=torch.float64)
-    return strengths.repeat_interleave(torch.tensor([layout.sizes[name] for name in targets]))
+    return strengths.repeat_interleave(torch.tensor(layout.target_sizes(source)))

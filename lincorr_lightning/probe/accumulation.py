@@ -64,8 +64,7 @@ class ProbeSums(HalfMoments):
     def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:
         super().__init__(layout, chooses_ridges, **options)
         self.instancewise = nn.ModuleList(
-            InstancewisePearson([layout.sizes[target] for target in layout.targets[s]], **options)
-            for s in layout.sources
+            InstancewisePearson(layout.target_sizes(s), **options) for s in layout.sources
         )
         self.kept: list[Tensor] = []
 

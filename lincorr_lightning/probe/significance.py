@@ -31,8 +31,8 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
         return errors
     for source, targets in layout.targets.items():
         x, y = layout.problems[source]["y"]
-        sizes = [layout.sizes[target] for target in targets]
-        estimate = solver.Judge(test, x, y).influences(fitted.maps["y"][source], rows, sizes)
+        sizes, solution = layout.target_sizes(source), fitted.maps["y"][source]
+        estimate = solver.Judge(test, x, y).influences(solution, rows, sizes)
         # Rows are independent, labels are not: labels are averaged within a row. R is that of all
         # subjects, the spread that of those whose rows were kept.
         deviations = estimate.influence.std(0) / test.n.cpu().sqrt()
