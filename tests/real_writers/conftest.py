@@ -1,0 +1,61 @@
+"""Files written by the programs that users bring them from, each in an environment of its own."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# The writers import packages that only their own environments have.
+collect_ignore_glob = ["write_*.py"]
+
+HERE = Path(__file__).parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lincorr" / "writers"
+Write = Callable[..., Path]
+
+
+def _environment(requirements: list[str]) -> Path:
+    """Return the Python of an environment with these packages; skip where pip cannot install it."""
+    folder = CACHE / hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:16]
+    python = folder / "bin" / "python"
+    complete = folder / "complete"
+    if not complete.exists():
+        venv.create(folder, clear=True, with_pip=True)
+        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        ran = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
+        if ran.returncode:
+            last = ran.stderr.strip().splitlines()[-1:]
+            pytest.skip(f"pip cannot install {' '.join(requirements)}: {' '.join(last)}")
+        complete.touch()
+    return python
+
+
+@pytest.fixture(scope="session")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
+    """Run ``write_NAME.py FOLDER *arguments`` beside pinned packages; returns the new folder.
+
+    The packages are the lines of ``write_NAME.txt``. Environments stay in the user's cache folder.
+    """
+
+    def run(name: str, *arguments: str) -> Path:
+        lines = (HERE / f"write_{name}.txt").read_text("utf-8").splitlines()
+        python = _environment([line for line in lines if line and not line.startswith("#")])
+        folder = tmp_path_factory.mktemp(name)
+        # Nothing of the environment that pytest runs in, and no network.
+        own = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+        ran = subprocess.run(
+            [python, HERE / f"write_{name}.py", folder, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=own | {"OMP_NUM_THREADS": "1"},
+        )
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        sys.stdout.write(ran.stdout)
+        return folder
+
+    return run
