@@ -2,10 +2,12 @@
 
     python -m benchmarks.speed.commands
     python -m benchmarks.speed.commands --only "[second runs, real LM]" --lm FOLDER
+    python -m benchmarks.speed.commands --only "[startup]" --earlier CHECKOUT
 
 runs the groups of ``commands.yaml`` several times, the commands of a group in turn. Medians go to
-``benchmarks/results/speed/commands.csv`` and into docs/benchmarks.md. A process's peak memory is
-never below that of its parent, so that nothing large is imported here.
+``benchmarks/results/speed/commands.csv`` and into docs/benchmarks.md. With the checkout of an
+earlier version, each command is run with both in turn, and the ratios go to ``versions.csv``. A
+process's peak memory is never below that of its parent, so that nothing large is imported here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import shlex
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,35 +55,106 @@ def words_of(text: str, **values: str) -> list[str]:
     return [*PROGRAMS[program], *words]
 
 
-def measure(group: str, lm: str) -> Iterator[Median]:
-    """Yield the medians of a group's commands."""
-    plan = GROUPS[group]
-    commands = {name: plan.get("prefix", "") + text for name, text in plan["commands"].items()}
-    costs: dict[str, list[common.Cost]] = {name: [] for name in commands}
-    options: dict[str, Any] = {"cwd": common.ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+@dataclass(frozen=True)
+class Ratio:
+    """A command before and after: medians over its runs, and of the ratios of runs in turn."""
+
+    group: str = column()
+    command: str = column()
+    lm: str = column("LM")
+    threads: int = column(format="d")
+    runs: int = column(format="d")
+    processor: float = column("processor, s", ".2f")
+    processor_ratio: float = column("ratio to before", ".2f")
+    wall: float = column("wall, s", ".2f")
+    wall_ratio: float = column("ratio to before", ".2f")
+    peak: float = column("peak, MiB", ",.0f")
+    peak_before: float = column("before, MiB", ",.0f")
+
+
+def costs_of(
+    plan: Mapping[str, Any],
+    commands: Mapping[str, str],
+    lm: str,
+    checkouts: Sequence[Path],
+    threads: int = 1,
+) -> dict[str, list[list[common.Cost]]]:
+    """Return, by command, what each run of it took with each checkout, in turn."""
+    costs: dict[str, list[list[common.Cost]]] = {name: [] for name in commands}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     for _ in range(plan["repeats"]):
-        with tempfile.TemporaryDirectory() as shared:
+        with ExitStack() as folders:
+            shared = [folders.enter_context(tempfile.TemporaryDirectory()) for _ in checkouts]
             if "before" in plan:
-                common.cost_of(words_of(plan["before"], shared=shared), **options)
+                for folder in shared:
+                    words = words_of(plan["before"], shared=folder)
+                    common.cost_of(words, cwd=common.ROOT, env=env)
             for name, text in commands.items():
-                with tempfile.TemporaryDirectory() as runs:
-                    words = words_of(text, runs=runs, shared=shared, lm=lm)
-                    costs[name].append(common.cost_of(words, **options))
-    for name, found in costs.items():
-        of_lm = re.search(r"name_or_path=(\S+)", commands[name])
+                costs[name].append([])
+                for folder, checkout in zip(shared, checkouts, strict=True):
+                    with tempfile.TemporaryDirectory() as runs:
+                        words = words_of(text, runs=runs, shared=folder, lm=lm)
+                        costs[name][-1].append(common.cost_of(words, cwd=checkout, env=env))
+    return costs
+
+
+def measure(
+    group: str,
+    plan: Mapping[str, Any],
+    lm: str,
+    earlier: Path | None = None,
+    threads: int = 1,
+    commands: Collection[str] = (),
+) -> Iterator[Median | Ratio]:
+    """Yield the medians of a group's commands, or their ratios to an earlier checkout."""
+    texts = {
+        name: plan.get("prefix", "") + text
+        for name, text in plan["commands"].items()
+        if not commands or name in commands
+    }
+    checkouts = [common.ROOT] if earlier is None else [common.ROOT, earlier]
+    for name, found in costs_of(plan, texts, lm, checkouts, threads).items():
+        of_lm = re.search(r"name_or_path=(\S+)", texts[name])
         about = Path(of_lm[1].format(lm=lm, shared="")).name if of_lm else "tiny-world"
-        wall, processor, peak = map(statistics.median, zip(*found, strict=True))
-        yield Median(group, name, about, plan["repeats"], processor, wall, peak)
+        here, *others = zip(*found, strict=True)
+        wall, processor, peak = map(statistics.median, zip(*here, strict=True))
+        if not others:
+            yield Median(group, name, about, len(here), processor, wall, peak)
+            continue
+        ratios = [(a.wall / b.wall, a.processor / b.processor, b.peak_mib) for a, b in found]
+        wall_ratio, ratio, before = map(statistics.median, zip(*ratios, strict=True))
+        yield Ratio(
+            *(group, name, about, threads, len(here)),
+            *(processor, ratio, wall, wall_ratio, peak, before),
+        )
 
 
-def main(only: tuple[str, ...] = tuple(GROUPS), lm: str = "tiny-world") -> None:
+def main(
+    only: tuple[str, ...] = tuple(GROUPS),
+    lm: str = "tiny-world",
+    earlier: Path | None = None,
+    threads: int = 1,
+    commands: tuple[str, ...] = (),
+    repeats: int | None = None,
+) -> None:
     """Measure.
 
     Args:
         only: Groups of commands.
         lm: The LM of the groups that take one: a folder, hub id or tiny-world.
+        earlier: A checkout of an earlier version, beside which this one is measured.
+        threads: Of each process; the table of medians is of one.
+        commands: Commands of these groups; none takes all.
+        repeats: How often each is run; null is the plan's.
     """
-    rows = [row for group in only for row in measure(group, lm)]
+    rows = []
+    for group in only:
+        plan = GROUPS[group] | ({} if repeats is None else {"repeats": repeats})
+        rows += measure(group, plan, lm, earlier, threads, commands)
+    if earlier is not None:
+        table = common.add_rows(Table.of("versions", rows), "group", "command", "lm", "threads")
+        common.place_tables({"versions": common.shown(table)})
+        return
     table = Table.of("commands", rows)
     table = common.add_rows(table, "group", "command", "lm")
     times = "command processor wall peak"

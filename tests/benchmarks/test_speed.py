@@ -74,6 +74,10 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[
     commands.main(only=("startup",))
     assert [row["command"] for row in rows_of(tmp_path, "commands")] == ["version", "python"]
     assert set(placed) == {"startup", "studies", "second runs", "growth"}
+    commands.main(only=("startup",), earlier=common.ROOT, threads=2, commands=("version",))
+    (row,) = rows_of(tmp_path, "versions")
+    assert (row["command"], row["threads"], row["runs"]) == ("version", 2, 2)
+    assert 0 < row["processor_ratio"] < 9 and row["peak_before"] > 5 and "versions" in placed
 
 
 @pytest.mark.slow
