@@ -72,8 +72,9 @@ class Moments(NamedTuple):
         ways = (rows, columns, scatter, is_kept), (columns, rows, scatter.T, is_kept.T)
         for (a_part, b_part), place in zip(self.blocks, _places(self.blocks), strict=True):
             for a, b, values, kept in ways:
-                i, j = _within(a, a_part), _within(b, b_part)
-                if i.start < i.stop and j.start < j.stop:
+                i = _within(a, a_part)
+                j = _within(b, b_part) if i else None
+                if i and j:
                     block = self.products[place].view(a_part.stop - a_part.start, -1)
                     values[i, j] = _take(_take(block, 0, a[i], a_part), 1, b[j], b_part)
                     kept[i, j] = True
@@ -104,9 +105,12 @@ def _sorted(columns: Tensor) -> tuple[list[int], Tensor | None]:
     return ordered, None if ordered == numbers else columns.argsort().argsort()
 
 
-def _within(columns: list[int], part: slice) -> slice:
-    """Return where among sorted columns those of a part are."""
-    return slice(bisect_left(columns, part.start), bisect_left(columns, part.stop))
+def _within(columns: list[int], part: slice) -> slice | None:
+    """Return where among sorted columns those of a part are; None if there are none."""
+    if not columns or part.stop <= columns[0] or part.start > columns[-1]:  # most blocks
+        return None
+    found = slice(bisect_left(columns, part.start), bisect_left(columns, part.stop))
+    return found if found.start < found.stop else None
 
 
 def _take(block: Tensor, dim: int, columns: list[int], part: slice) -> Tensor:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments, summarize
+from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 from lincorr_lightning.functional.significance import pearson_influence
@@ -101,22 +101,28 @@ class Judge:
         """
         n, x, y = self._moments.n, self._x, self._y
         r = self.label_r(solution.weight)
+        varies = ~r.isnan()
+        segments = torch.eye(len(sizes), dtype=r.dtype).repeat_interleave(torch.tensor(sizes), 0)
+        weights = segments.to(r.device) * varies[:, None]
+        weights /= weights.sum(0)  # NaN for a target without a label that varies
+        predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
+        scales = [
+            torch.where(varies, (n / each).sqrt(), 0)
+            for each in (predicted, self._moments.square[y])
+        ]
+        to_u = (scales[0][:, None] * solution.weight).T
+        mean_x, mean_y = self._moments.mean[x], self._moments.mean[y]
         influence = [r.new_zeros(0, len(sizes))]
-        if len(rows):
-            mean_x, mean_y = self._moments.mean[x], self._moments.mean[y]
-            predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
-            scales = (predicted / n).sqrt(), (self._moments.square[y] / n).sqrt()
-            for some in torch.split(rows.to(n.device), _ROWS_AT_ONCE):
-                u = (solution(some[:, x].to(n)) - solution(mean_x)) / scales[0]
-                v = (some[:, y].to(n) - mean_y) / scales[1]
-                parts = torch.split(pearson_influence(u, v, r.to(u)), list(sizes), dim=1)
-                influence.append(torch.stack([part.nanmean(1) for part in parts], 1))
+        for some in torch.split(rows.to(n.device), _ROWS_AT_ONCE):
+            u = (some.index_select(1, x).to(n) - mean_x) @ to_u
+            v = (some.index_select(1, y).to(n) - mean_y) * scales[1]
+            influence.append(pearson_influence(u, v, r.nan_to_num()) @ weights)
         return REstimate(r.cpu(), torch.cat(influence).cpu())
 
 
 def mean_r(r: Tensor | None) -> float | None:
     """Return the mean of r over labels, leaving out constant ones; None if there is none."""
-    return None if r is None else number(summarize(r).mean)
+    return None if r is None else number(float(r.double().nanmean()))
 
 
 def split_targets(
