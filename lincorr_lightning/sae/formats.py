@@ -40,7 +40,7 @@ _SITES = (
 _DESCRIBES = re.compile(
     r"(.*[._])?(adam|anneal|autocast|aux|band|batch(es|_size)|beta|bos|cache|checkpoint|coeff|"
     r"compil|context|ctx|cycles|d_(in|sae|model|sub)|data(set|_path|_type|$)|"
-    r"dead_feature_(thr|win)|decay|device|dict_size|dtype|eval|exclu|expan|ghost|grad|"
+    r"dead|decay|device|dict_size|dtype|eval|exclu|expan|ghost|grad|"
     r"group_(frac|weights|sizes)|(re)?init|max_act|"
     r"model_kwargs|l[01]|latents|layer$|lp|logg?(er)?_|lr|mixing|mse|multi_topk|noise|"
     r"normalize_(sae_)?decoder$|optim|p_end|path|penal|pretrained|resume|run_|seed|seqpos|"

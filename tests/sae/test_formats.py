@@ -182,7 +182,8 @@ def test_saelens_settings_of_training_and_of_the_lms_loading(tmp_path: Path) -> 
     names = (
         "dataset_path lr_scheduler_name b_dec_init_method mse_loss_normalization lr l1_coefficient "
         "noise adam_beta1 dead_feature_window n_checkpoints jumprelu_tanh_scale resume autocast_lm "
-        "train_batch_size_tokens decoder_heuristic_init_norm log_to_wandb normalize_sae_decoder"
+        "train_batch_size_tokens decoder_heuristic_init_norm log_to_wandb normalize_sae_decoder "
+        "num_dead_features"
     )
     config: dict[str, Any] = dict.fromkeys(names.split(), True)
     config["model_from_pretrained_kwargs"] = {"fold_ln": True}
