@@ -78,9 +78,9 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
             merged: Any = wrapper.merge_and_unload(safe_merge=True)  # type: ignore[operator]
         except Exception as error:  # peft has no word for adapters that are no change of weights
             raise LanguageModelError(
-                f"{file} is of the peft_type {config.peft_type.value}, which peft cannot merge into "
-                f"the LM's weights with these settings ({one_line(error)}). Pass an adapter that "
-                "changes weights alone, such as plain LoRA."
+                f"{file} is of the peft_type {config.peft_type.value}, which peft cannot merge "
+                f"into the LM's weights with these settings ({one_line(error)}). Pass an adapter "
+                "that changes weights alone, such as plain LoRA."
             ) from error
     effect = float((expected - base_logits).norm())
     lost = float((_logits(merged) - expected).norm())

@@ -53,6 +53,7 @@ _HEADS = {
 _READ_WHOLE = ".json", ".safetensors", ".bin", ".model", ".gguf"
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
+_PIECES = "tokenizer.model"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
 _NOT_OF_FILES = "trust_remote_code", "gguf_file"
 _GENERIC_CLASSES = "TokenizersBackend", "PreTrainedTokenizerFast"
@@ -162,10 +163,10 @@ def _adapter_settings(adapter: Checkpoint) -> dict[str, Any]:
     # These would read other adapters, which they mix by the input.
     mixes = kind == "XLORA" or settings.get("arrow_config")
     if mixes or not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
+        kind += " with arrow_config" if kind == "LORA" else ""
         raise LanguageModelError(
-            f"{path} has the peft_type {kind}{' with arrow_config' if kind == 'LORA' else ''}, which "
-            "the installed peft cannot merge into an LM's weights. Pass an adapter of another type, "
-            "such as plain LORA."
+            f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
+            "weights. Pass an adapter of another type, such as plain LORA."
         )
     if start := _LOST_START.match(str(settings.get("init_lora_weights"))):
         raise LanguageModelError(
@@ -408,6 +409,8 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     )
     if checkpoint.gguf_file is not None:
         way_out = "Pass the folder or hub id of its tokenizer as lm.tokenizer (`audit`: as --lm)."
+    elif find_spec("sentencepiece") is None and Path(checkpoint.location, _PIECES).exists():
+        way_out = f"Its {_PIECES} needs the package sentencepiece: run `pip install sentencepiece`."
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(
             checkpoint.location, **checkpoint.options

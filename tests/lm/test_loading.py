@@ -123,6 +123,11 @@ def add_prefix(folder, prefix):
     change_weights(folder, lambda tensors: {prefix + key: t for key, t in tensors.items()})
 
 
+def leave_pieces(folder):
+    remove_tokenizer(folder, LLAMA_TOKENIZER)
+    (folder / "tokenizer.model").write_bytes(b"pieces")
+
+
 def rename_weights(folder, name):
     (folder / "model.safetensors").rename(folder / name)
 
@@ -161,6 +166,7 @@ BROKEN = [
     (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
     (remove_tokenizer, "Copy the tokenizer files"),
     (lambda f: remove_tokenizer(f, LLAMA_TOKENIZER), "no vocabulary", "Copy the tokenizer files"),
+    (leave_pieces, "tokenizer.model needs the package sentencepiece: run `pip install"),
     (cut_short, "the weights of the folder ", "cannot be read"),
     (lambda f: rename_weights(f, "model.fp16.safetensors"), "fp16.safetensors is a variant"),
     (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors", "complete"),

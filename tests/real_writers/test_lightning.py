@@ -1,4 +1,4 @@
-"""Checkpoints of a LightningModule that holds an LM: refused with the way to the LM, which works."""
+"""Checkpoints of a LightningModule that holds an LM: refused with a way to the LM that works."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,8 @@ from tests.real_writers.small_lms import assert_same_logits, written
 
 pytestmark = pytest.mark.nightly
 
-CASES = {"plain", "weights", "ema", "fsdp2"}
+SHARDED = {"fsdp2"}
+CASES = {"plain", "weights", "ema", "fsdp2-whole"} | SHARDED
 WAY_OUT = "load it, and call save_pretrained of its LM"
 
 
@@ -45,10 +46,10 @@ def test_by_name_it_is_refused(name: str, folder: Path) -> None:
             LanguageModel.from_pretrained(str(path))
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", sorted(CASES - SHARDED))
 def test_the_way_out_leads_to_the_lm(name: str, folder: Path, tmp_path: Path) -> None:
-    path = folder / name / ("last.ckpt.consolidated" if name == "fsdp2" else "last.ckpt")
-    module = Holder.load_from_checkpoint(path, folder=folder / "base")
+    path = folder / name / "last.ckpt"
+    module = Holder.load_from_checkpoint(path, folder=folder / "base", weights_only=True)
     module.net.save_pretrained(tmp_path)
     for file in (folder / "base").glob("tokenizer*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())

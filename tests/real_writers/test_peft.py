@@ -17,8 +17,8 @@ LORA = """alora bdlora bfloat16 bias bias-of-lora dora dora-gpt2 embedding-tied 
 gaussian gpt2 head head-tied kasa layers mica monteclora olora olora-converted orthogonal parameters
 parameters-linear patterns pissa pissa-converted pissa-niter replicated rslora saved
 saved-embedding saved-tied saved-tied-together tokens tokens-tied velora""".split()
-TYPES = """adalora adamss adaption-prompt arrow beft boft boft-butterfly c3a cartridge cpt deft deft-qr
-delora fourierft frod glora gralora gralora-hybrid hira hra ia3 ia3-gpt2 lily ln-tuning
+TYPES = """adalora adamss adaption-prompt arrow beft boft boft-butterfly c3a cartridge cpt deft
+deft-qr delora fourierft frod glora gralora gralora-hybrid hira hra ia3 ia3-gpt2 lily ln-tuning
 ln-tuning-gpt2 loha lokr lora merged miss miss-bat miss-mini multitask-prompt-tuning oft oft-neumann
 osf p-tuning peanut poly prefix-tuning prompt-tuning psoft pvera randlora road several-first
 several-mixed several-second shadow shira supertuning supertuning-lora tinylora trainable-tokens

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ ONLY = {
 }
 TOKENIZERS = {
     "transformers": "generic gpt2".split(),
-    "transformers_4": "gpt2-fast gpt2-slow llama-fast llama-legacy llama-slow".split(),
+    "transformers_4": "gpt2-fast gpt2-slow llama-fast".split(),
 }
+PIECES = {"transformers": set(), "transformers_4": {"llama-legacy", "llama-slow"}}
 REFUSED = {
     "transformers": {"backbone": "lack lm_head.weight", "variant": "fp16.safetensors is a variant"},
 }
@@ -48,7 +50,7 @@ def test_all_cases_are_tested(writer: str, made: Callable[[str], Path]) -> None:
     assert json.loads((folder / "not_written.json").read_text()) == {}
     assert written(folder) == {*TYPES, *WAYS, *ONLY[writer], *REFUSED[writer]}
     tokenizers = {path.stem for path in folder.glob("tokenizer-*.json")}
-    assert tokenizers == {f"tokenizer-{name}" for name in TOKENIZERS[writer]}
+    assert tokenizers == {f"tokenizer-{name}" for name in {*TOKENIZERS[writer], *PIECES[writer]}}
 
 
 @pytest.mark.parametrize(("writer", "name"), CASES)
@@ -73,3 +75,10 @@ def test_token_ids_are_those_of_the_writer(writer: str, made: Callable[[str], Pa
         texts, ids = json.loads(folder.with_suffix(".json").read_text())
         lm = LanguageModel.from_pretrained(str(folder))
         assert [lm.tokenizer(text)["input_ids"] for text in texts] == ids, name
+
+
+@pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece is installed")
+def test_a_file_of_sentencepiece_names_the_package(made: Callable[[str], Path]) -> None:
+    for name in PIECES["transformers_4"]:
+        with pytest.raises(LanguageModelError, match="pip install sentencepiece"):
+            LanguageModel.from_pretrained(str(made("transformers_4") / f"tokenizer-{name}"))

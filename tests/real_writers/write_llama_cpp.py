@@ -129,7 +129,7 @@ def quantize(source: Path, name: str, kind: str) -> Path:
 
 @torch.no_grad()
 def with_weights_of(path: Path, model: Any) -> Any:
-    """Return a copy of a Llama or Qwen 2 with the weights of a file, as gguf-py dequantizes them."""
+    """Return a copy of a Llama or Qwen 2 with a file's weights, as gguf-py dequantizes them."""
     model = copy.deepcopy(model)
     config = model.config
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}

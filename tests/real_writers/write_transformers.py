@@ -18,7 +18,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "bloom": {},
     "cohere": {},
     "falcon": {},
-    "gemma2": HEADS,
+    "gemma2": HEADS | {"attn_implementation": "eager"},  # sdpa leaves out the soft cap in 4.51
     "gemma3_text": HEADS,
     "glm": HEADS,
     "gpt2": {},
@@ -116,7 +116,7 @@ def write_ways() -> None:
     save("sharded", make_lm(), max_shard_size="60KB")
     save(
         "sharded-mixture",
-        make_lm(**{"model_type": "mixtral", "num_local_experts": 4}),
+        make_lm(model_type="mixtral", num_local_experts=4),
         max_shard_size="60KB",
     )
     save("variant", make_lm(), variant="fp16")
