@@ -78,7 +78,8 @@ ROPES: dict[str, dict[str, Any]] = {
         "short_factor": [1.0 + i / 8 for i in range(8)],
         "long_factor": [2.0 + i for i in range(8)],
     },
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 8},
+    # The 4.x versions take the factor to be the quotient of both lengths.
+    "yarn": {"factor": 8.0, "original_max_position_embeddings": 8},
 }
 
 
