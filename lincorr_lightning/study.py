@@ -287,7 +287,9 @@ class Study(PlainHyperparameters, L.LightningModule):
         stored = checkpoint.get("study", {})
         if stored.get("name") != self.study:
             raise CheckpointError(
-                f"Not a {type(self).__name__} checkpoint, but of {stored.get('name')}."
+                f"Not a {type(self).__name__} checkpoint, but of "
+                f"{stored.get('name') or 'another module'}. Pass one that `lincorr fit` wrote with "
+                "this study."
             )
         try:
             if self._trainer is not None and self._trainer.state.fn == "fit":

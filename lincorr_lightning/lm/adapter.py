@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError
+from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError, one_line
 from lincorr_lightning.lm.head import call_model, head_of, probe_tokens
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, float32_forward
 
@@ -73,8 +73,15 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
             base: Any = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
             if getattr(base, "weight", None) is shared:  # the adapter changes one of two
                 base.weight = nn.Parameter(shared.detach().clone())
-        expected = _logits(model)
-        merged: Any = wrapper.merge_and_unload(safe_merge=True)  # type: ignore[operator]
+        try:
+            expected = _logits(model)
+            merged: Any = wrapper.merge_and_unload(safe_merge=True)  # type: ignore[operator]
+        except Exception as error:  # peft has no word for adapters that are no change of weights
+            raise LanguageModelError(
+                f"{file} is of the peft_type {config.peft_type.value}, which peft cannot merge "
+                f"into the LM's weights with these settings ({one_line(error)}). Pass an adapter "
+                "that changes weights alone, such as plain LoRA."
+            ) from error
     effect = float((expected - base_logits).norm())
     lost = float((_logits(merged) - expected).norm())
     if lost > max(_MAX_LOST * effect, _ROUNDING * float(expected.norm())):

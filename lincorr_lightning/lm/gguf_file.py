@@ -39,6 +39,7 @@ _WIDE = 46, 62  # layers of the Gemmas of 27B: llama.cpp knows their attention s
 _NEWER = "qwen3_5", "qwen3_5_moe", "lfm2"  # types of which transformers reads all that there is
 _ZERO_FREQUENCY = 1e9  # by which a frequency is divided to be none
 _SCALES = re.compile(r"scal|causal|_factor$")  # where 1 changes nothing
+_ABSENT = "ssm.dt_b_c_rms", False  # of Mamba; other keys that are false switch something off
 _WAY_OUT = "Pass the Hugging Face checkpoint that the file was made from."
 
 
@@ -71,6 +72,10 @@ def complete_config(config: Any, path: Path) -> None:
     if isinstance(slides, list) and hasattr(config, "layer_types"):
         config.layer_types = ["sliding_attention" if s else "full_attention" for s in slides]
         del left["attention.sliding_window_pattern"]
+    if hasattr(config, "n_positions"):  # of which transformers reads n_ctx, that nothing uses
+        config.n_positions = values.get("context_length", config.n_positions)
+    if getattr(config, "sliding_window", None) == 0:  # llama.cpp's word for none
+        config.sliding_window = None
     if hasattr(config, "query_pre_attn_scalar"):
         width = config.hidden_size // config.num_attention_heads
         is_wide = config.num_hidden_layers in _WIDE
@@ -83,7 +88,8 @@ def complete_config(config: Any, path: Path) -> None:
     changing = [
         f"{start}{key} ({str(value)[:20]})"
         for key, value in left.items()
-        if value is False or (value and (value != 1 or not _SCALES.search(key)))
+        if (value is False or (value and (value != 1 or not _SCALES.search(key))))
+        and (key, value) != _ABSENT
     ]
     if changing:
         raise LanguageModelError(

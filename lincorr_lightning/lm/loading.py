@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _LOST_START = re.compile("pissa_niter_.*|corda|loftq|lora_ga")  # at random, or by data
-_LM_WEIGHTS = re.compile(r"(pytorch_)?model.*\.(bin|safetensors)")
+_LM_WEIGHTS = re.compile(r"(pytorch_)?model(-[^/]*)?\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _READ_SUFFIXES = ".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"
 # What lies in a folder that is no LM's, and the way out.
@@ -40,6 +40,9 @@ _SIGNS = {
     r"lit_model\.pth": "is of litgpt: run `litgpt convert_from_litgpt`",
     r"(.+/)?[^/]+\.distcp": "is a shard of FSDP: run `accelerate merge-weights`",
     r"zero_to_fp32\.py": "lies beside shards of DeepSpeed: run it, which makes them one file",
+    r"(pytorch_)?model\.[^/]+\.(bin|safetensors)": (
+        "is a variant: load it with transformers' `variant`, and save the LM by save_pretrained"
+    ),
     r"[^/]+\.(pth|msgpack|h5|onnx)": "is not read: save the LM by save_pretrained",
 }
 _HEADS = {
@@ -50,6 +53,7 @@ _HEADS = {
 _READ_WHOLE = ".json", ".safetensors", ".bin", ".model", ".gguf"
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
+_PIECES = "tokenizer.model"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
 _NOT_OF_FILES = "trust_remote_code", "gguf_file"
 _GENERIC_CLASSES = "TokenizersBackend", "PreTrainedTokenizerFast"
@@ -156,10 +160,13 @@ def _adapter_settings(adapter: Checkpoint) -> dict[str, Any]:
     path = file_of(adapter, ADAPTER_CONFIG, is_needed=True)
     settings = read_json(str(path), LanguageModelError, "Copy the adapter again.")
     kind: Any = str(settings.get("peft_type"))
-    if not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
+    # These would read other adapters, which they mix by the input.
+    mixes = kind == "XLORA" or settings.get("arrow_config")
+    if mixes or not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
+        kind += " with arrow_config" if kind == "LORA" else ""
         raise LanguageModelError(
             f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
-            "weights. Pass an adapter of another type, such as LORA."
+            "weights. Pass an adapter of another type, such as plain LORA."
         )
     if start := _LOST_START.match(str(settings.get("init_lora_weights"))):
         raise LanguageModelError(
@@ -220,7 +227,8 @@ def _check_folder(folder: Path, what: str) -> None:
         "Pass the folder that holds config.json, the tokenizer's files and the weights as "
         "lm.name_or_path, and that of a peft adapter as lm.adapter."
     )
-    inside = [path.parent.name for path in folder.glob(f"*/{needed}")]
+    kinds = {needed, ADAPTER_CONFIG} if what == "the LM" else {needed}
+    inside = [path.parent.name for kind in kinds for path in folder.glob(f"*/{kind}")]
     inside += [name for name in names if name.endswith(".gguf")]
     if seen := _look_at(folder):
         hint = seen
@@ -299,6 +307,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         "Is it complete, and its architecture known to this transformers version? Copy or download "
         "it again; if it comes with Python code that you trust, set lm.trust_remote_code."
     )
+    if checkpoint.gguf_file is not None:
+        hint = f"{hint.split(';')[0]}; or pass the Hugging Face checkpoint that it was made from."
     with explained(checkpoint, what, hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
@@ -399,6 +409,8 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     )
     if checkpoint.gguf_file is not None:
         way_out = "Pass the folder or hub id of its tokenizer as lm.tokenizer (`audit`: as --lm)."
+    elif find_spec("sentencepiece") is None and Path(checkpoint.location, _PIECES).exists():
+        way_out = f"Its {_PIECES} needs the package sentencepiece: run `pip install sentencepiece`."
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(
             checkpoint.location, **checkpoint.options
@@ -494,10 +506,12 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     if other := sorted(info["mismatched_keys"]):
         key, stored, needed = other[0]
         hint = "correct config.json, or copy the checkpoint again"
+        if checkpoint.gguf_file is not None:
+            hint = "pass the Hugging Face checkpoint that the file was made from"
         if 0 in stored:
             hint = "DeepSpeed saved it without its shards: run its zero_to_fp32.py"
         raise LanguageModelError(
-            f"{key} of {checkpoint} is {(*stored,)}, and by its config.json {(*needed,)} "
+            f"{key} of {checkpoint} is {(*stored,)}, and by its config {(*needed,)} "
             f"({len(other)} such weights): {hint}."
         )
     if missing := sorted(info["missing_keys"]):

@@ -164,6 +164,15 @@ def test_base_is_looked_for_here_and_beside_the_adapter(
     assert LanguageModel.from_pretrained("adapter").info["base"] == "base"
 
 
+def test_types_that_change_no_weights(lm_folder: Folder, tmp_path: Path) -> None:
+    """Peft merges them by their registry, and fails: the error names the type, and a way out."""
+    train(lm_folder("llama"), tmp_path / "adapter", peft.PolyConfig(target_modules=["q_proj"], r=2))
+    with pytest.raises(
+        LanguageModelError, match=r"peft_type POLY, .*task_ids.* such as plain LoRA"
+    ):
+        LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+
+
 @pytest.mark.parametrize("kind", ["repeated layers", "tokens of the prompt"])
 def test_what_peft_merges_into_another_lm_is_refused(
     kind: str, lm_folder: Folder, tmp_path: Path
@@ -344,7 +353,9 @@ BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
     (settings(base_model_name_or_path=None), ["names no LM", "lm.adapter"]),
     (settings(base_model_name_or_path="./gone"), ["(named in ", "./gone does not exist"]),
     (settings(base_model_name_or_path="org/gone"), ["org/gone, the base of ", "lm.adapter"]),
-    (settings(peft_type="ZORK"), ["peft_type ZORK", "such as LORA"]),
+    (settings(peft_type="ZORK"), ["peft_type ZORK", "such as plain LORA"]),
+    (settings(peft_type="XLORA"), ["peft_type XLORA", "such as plain LORA"]),
+    (settings(arrow_config={"top_k": 1}), ["LORA with arrow_config", "such as plain LORA"]),
     (settings(peft_type="PREFIX_TUNING", num_virtual_tokens=2), ["PREFIX_TUNING"]),
     (settings(r="two"), ["trained on"]),
     (settings(r=3), [Q_PROJ.removesuffix(".lora"), "lm.name_or_path"]),
@@ -374,7 +385,7 @@ def test_names_that_do_not_go_together(lm_folder: Folder, made: tuple[Path, Any]
         (base, base, "of the adapter has no adapter_config.json"),
         (adapter, adapter, r"of the base LM has no config.json .* lm.adapter"),
         (f"{adapter}/{WEIGHTS}", None, "is not a folder.* lm.adapter"),
-        (str(made[0].parent), None, "has no config.json"),
+        (str(made[0].parent), None, "has no config.json .* Did you mean adapter in it"),
         (base, str(made[0].parent), "has no adapter_config.json .* Did you mean adapter in it"),
         (base, "./gone", "the adapter ./gone does not exist"),
     ]:

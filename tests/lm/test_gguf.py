@@ -152,6 +152,10 @@ def test_keys_that_transformers_does_not_read(tmp_path, more, fields):
         ("gemma2", {"attention.key_length": 8}, {"query_pre_attn_scalar": 8}),
         ("gemma2", {"block_count": 46}, {"query_pre_attn_scalar": 32}),
         ("qwen3", {"attention.key_length": 16}, {"head_dim": 16}),
+        ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),
+        ("phi3", {"attention.sliding_window": 5}, {"sliding_window": 5}),
+        ("gpt2", {"context_length": 64}, {"n_positions": 64}),
+        ("mamba", {"ssm.dt_b_c_rms": False, "attention.head_count": 0}, {"hidden_size": 64}),
     ],
 )
 def test_keys_of_other_architectures(tmp_path, architecture, more, fields):

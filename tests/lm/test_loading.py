@@ -123,6 +123,15 @@ def add_prefix(folder, prefix):
     change_weights(folder, lambda tensors: {prefix + key: t for key, t in tensors.items()})
 
 
+def leave_pieces(folder):
+    remove_tokenizer(folder, LLAMA_TOKENIZER)
+    (folder / "tokenizer.model").write_bytes(b"pieces")
+
+
+def rename_weights(folder, name):
+    (folder / "model.safetensors").rename(folder / name)
+
+
 def put(folder, name):
     """Leave something else where the LM was."""
     for file in folder.iterdir():
@@ -157,12 +166,14 @@ BROKEN = [
     (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
     (remove_tokenizer, "Copy the tokenizer files"),
     (lambda f: remove_tokenizer(f, LLAMA_TOKENIZER), "no vocabulary", "Copy the tokenizer files"),
+    (leave_pieces, "tokenizer.model needs the package sentencepiece: run `pip install"),
     (cut_short, "the weights of the folder ", "cannot be read"),
+    (lambda f: rename_weights(f, "model.fp16.safetensors"), "fp16.safetensors is a variant"),
     (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors", "complete"),
     (lambda f: leave_out(f, "mlp"), "lack model.layers.0.mlp.", "and 1 more", "at random"),
     (lambda f: leave_out(f, "lm_head"), "lack lm_head.weight, which"),
     (pickle_code, "the weights of the folder ", "cannot be read"),
-    (shrink_head, "lm_head.weight of", "is (5, 16)", "by its config.json (33, 16) (1 "),
+    (shrink_head, "lm_head.weight of", "is (5, 16)", "by its config (33, 16) (1 "),
     (empty_weights, "model.layers.0.mlp.down_proj.weight of", "is (0,)", "zero_to_fp32.py"),
     *((lambda f, p=p: add_prefix(f, p), f"have the prefix '{p}'") for p in PREFIXES),
     *((lambda f, n=n: put(f, n), f"/{n} ", sign) for n, sign in SIGNS.items()),

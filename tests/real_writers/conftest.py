@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -19,17 +20,28 @@ Write = Callable[..., Path]
 
 
 def _environment(requirements: list[str]) -> Path:
-    """Return the Python of an environment with these packages; skip where pip cannot install it."""
+    """Return the Python of an environment with these packages; skip where pip cannot install it.
+
+    The source of a package after ``source:`` lies in the environment's folder ``source``.
+    """
     folder = CACHE / hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if not complete.exists():
         venv.create(folder, clear=True, with_pip=True)
-        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        ran = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
-        if ran.returncode:
-            last = ran.stderr.strip().splitlines()[-1:]
-            pytest.skip(f"pip cannot install {' '.join(requirements)}: {' '.join(last)}")
+        pip = [python, "-m", "pip", "-q", "--disable-pip-version-check"]
+        sources = [line.split()[1] for line in requirements if line.startswith("source:")]
+        packages = [line for line in requirements if not line.startswith("source:")]
+        calls = [[*pip, "install", *packages]]
+        fetch = ["download", "--no-deps", "--no-binary=:all:", "-d", folder / "source"]
+        calls += [[*pip, *fetch, source] for source in sources]
+        for call in calls:
+            ran = subprocess.run(call, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                last = ran.stderr.strip().splitlines()[-1:]
+                pytest.skip(f"pip cannot install {' '.join(requirements)}: {' '.join(last)}")
+        for archive in (folder / "source").glob("*.tar.gz"):
+            shutil.unpack_archive(archive, folder / "source", filter="data")
         complete.touch()
     return python
 
