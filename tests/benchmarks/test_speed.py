@@ -7,7 +7,15 @@ import pytest
 
 from benchmarks import common
 from benchmarks.docs_tables import costs, generalization
-from benchmarks.speed import commands, forecast, gpu, random_lms, reading, stacked_edits
+from benchmarks.speed import (
+    commands,
+    forecast,
+    gpu,
+    random_lms,
+    reading,
+    reading_peers,
+    stacked_edits,
+)
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.table import Table
 
@@ -46,6 +54,22 @@ def test_reading(tmp_path: Path, small_lm: str, shape: str) -> None:
     rows = rows_of(tmp_path, "reading")
     assert [row["prompts"] for row in rows] == [12, 80, 80, 80]
     assert all(row["differs"] < (0.1 if shape else 1e-4) and row["r"] > 0.999 for row in rows)
+
+
+def test_reading_beside_other_packages(
+    tmp_path: Path, small_lm: str, placed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ways give the same logits; a factor of 1 is the fastest of others; old rows stay."""
+    monkeypatch.setattr(reading_peers, "find_spec", lambda name: None)
+    other = reading_peers.PeerSpeed(Path(small_lm).name, "nnsight", "0", "trace", 1e9, 0.0)
+    common.add_rows(Table.of("reading_peers", [other]), "package")
+    reading_peers.main(small_lm, knowledge=("city", "country"), n_subjects=20, n_alone=3)
+    rows = rows_of(tmp_path, "reading_peers")
+    packages = ["nnsight", *["transformers"] * 3, "lincorr-lightning"]
+    assert [row["package"] for row in rows] == packages
+    assert all(row["differs"] < 1e-4 and row["rate"] > 0 for row in rows)
+    factors = [line.split(" | ")[4] for line in placed["reading peers"].splitlines()[2:]]
+    assert factors[0] == "1.00" and set(factors[1:]) == {"0.00"}
 
 
 def test_what_growth_is_measured_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,162 @@
+"""How fast other packages read the logits that reading.py reads: in turns, in one process.
+
+    python -m benchmarks.speed.reading_peers --lm FOLDER
+
+measures this package, transformers, and TransformerLens and nnsight where they are installed, in
+batches of 64 prompts and one thread. Rows of what is not installed stay as they are in
+``benchmarks/results/speed/reading_peers.csv``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import auto_cli
+from torch import Tensor
+
+from benchmarks import common
+from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.knowledge import build_domain
+from lincorr_lightning.lm import sample_subjects
+from lincorr_lightning.results.table import Table, column
+
+BATCH = 64
+OURS, ALONE = "lincorr-lightning", "one prompt at a time"
+Read = Callable[[list[list[int]], list[int]], Tensor]
+"""Returns the logits of labels after a batch of prompts, by their token ids."""
+
+
+@dataclass(frozen=True)
+class PeerSpeed:
+    """What a way takes, and how far its logits are from transformers' own, of the largest."""
+
+    lm: str = column("LM")
+    package: str
+    version: str
+    way: str
+    rate: float = column("prompts per processor second", ",.1f")
+    differs: float = column("logits differ by", ".0e")
+
+
+def padded_left(rows: list[list[int]]) -> dict[str, Tensor]:
+    """Return a batch in which all prompts end at the last position."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
+def transformers(lm: LanguageModel) -> dict[str, Read]:
+    """Return ways of transformers."""
+
+    def read(rows: list[list[int]], labels: list[int], **options: Any) -> Tensor:
+        return lm.model(**padded_left(rows), use_cache=False, **options).logits[:, -1, labels]
+
+    def alone(rows: list[list[int]], labels: list[int]) -> Tensor:
+        return torch.cat([read([row], labels) for row in rows])
+
+    last = partial(read, logits_to_keep=1)
+    return {ALONE: alone, "logits of all positions": read, "logits of the last position": last}
+
+
+def transformer_lens(folder: str) -> dict[str, Read]:
+    """Return the bridge's way, which computes the logits of all positions."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    bridge = TransformerBridge.boot_transformers(folder, device="cpu")
+
+    def read(rows: list[list[int]], labels: list[int]) -> Tensor:
+        batch = padded_left(rows)
+        return bridge(batch.pop("input_ids"), **batch)[:, -1, labels]
+
+    return {"bridge": read}
+
+
+def nnsight(folder: str) -> dict[str, Read]:
+    """Return the way of a trace."""
+    from nnsight import TransformersModel
+
+    lm = TransformersModel(folder, task="text-generation", dtype=torch.float32, dispatch=True)
+
+    def read(rows: list[list[int]], labels: list[int]) -> Tensor:
+        with lm.trace(rows, logits_to_keep=1, use_cache=False):
+            logits = lm.output.logits[:, -1, labels].save()
+        return logits  # noqa: RET504  # assigned by the trace
+
+    return {"trace": read}
+
+
+@torch.no_grad()
+def main(
+    lm: str,
+    knowledge: tuple[str, ...] = ("city", "country", "continent", "language"),
+    n_subjects: int = 128,
+    n_alone: int = 8,
+) -> None:
+    """Measure.
+
+    Args:
+        lm: Folder of the LM.
+        knowledge: Kinds of knowledge whose prompts are read.
+        n_subjects: Number of subjects.
+        n_alone: Subjects of each turn whose prompts are read one at a time.
+    """
+    torch.set_num_threads(1)
+    model = LanguageModel.from_pretrained(lm, share_prefixes=True)
+    kinds = Catalogue.load().select(list(knowledge))
+    domains = [list(build_domain(kind, model.tokenizer).token_ids) for kind in kinds]
+    subjects = sample_subjects(model.tokenizer, n_subjects)
+
+    def in_batches(read: Read, prompts: list[list[str]]) -> Tensor:
+        rows = map(model.rows, prompts)
+        return torch.cat(list(map(read, rows, domains)), dim=1)
+
+    peers = {"transformers": transformers(model)}
+    peers |= {f.__name__: f(lm) for f in (transformer_lens, nnsight) if find_spec(f.__name__)}
+    ways: dict[tuple[str, str], Callable[[list[list[str]]], Tensor]] = {
+        (package, way): partial(in_batches, read)
+        for package, found in peers.items()
+        for way, read in found.items()
+    }
+    ways[OURS, "shared prefixes"] = lambda prompts: model.joint_logits(prompts, domains)
+    seconds, n_read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
+    logits: dict[tuple[str, str], list[Tensor]] = {way: [] for way in ways}
+    for turn, start in enumerate((0, *range(0, n_subjects, BATCH))):  # the first one warms up
+        for name, way in ways.items():
+            n = BATCH if turn and name[1] != ALONE else n_alone
+            chosen = subjects[start : start + n]
+            prompts = [[kind.prompt(subject) for subject in chosen] for kind in kinds]
+            before = time.process_time()  # on a busy machine, more even than the clock
+            found = way(prompts)
+            if turn:
+                seconds[name] += time.process_time() - before
+                n_read[name] += len(kinds) * len(chosen)
+                logits[name].append(found[:n_alone].double())
+    exact = torch.cat(logits["transformers", ALONE])
+    speeds = []
+    for (package, way), parts in logits.items():
+        differs = float((torch.cat(parts) - exact).abs().max() / exact.abs().max())
+        rate = n_read[package, way] / seconds[package, way]
+        speeds.append(PeerSpeed(Path(lm).name, package, version(package), way, rate, differs))
+    table = common.add_rows(Table.of("reading_peers", speeds), "lm", "package", "way")
+    frame = table.frame
+    fastest = frame["rate"].where(frame["package"] != OURS).groupby(frame["lm"]).transform("max")
+    headings = {**table.headings, "factor": "times as fast as the fastest other package"}
+    formats = {**table.formats, "factor": ".2f"}
+    frame = frame.assign(factor=frame["rate"] / fastest)
+    table = replace(table, frame=frame, headings=headings, formats=formats)
+    columns = "package version way rate factor differs"
+    common.place_tables({"reading peers": common.shown(table, columns)})
+
+
+if __name__ == "__main__":
+    auto_cli(main, as_positional=False)

@@ -1,0 +1,38 @@
+"""Write next-token log probabilities and logit lenses of tuned-lens, of the LMs it knows.
+
+python write_tuned_lens.py FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import random_lms
+import transformers as hf
+from tuned_lens.nn.lenses import LogitLens
+from tuned_lens.plotting import PredictionTrajectory
+
+
+def main(folder: Path) -> None:
+    arrays, refused = {}, {}
+    for name in random_lms.LMS:
+        random_lms.save(name, folder / name)
+        lm = hf.AutoModelForCausalLM.from_pretrained(folder / name).eval()
+        tokenizer = hf.AutoTokenizer.from_pretrained(folder / name)
+        try:
+            lens = LogitLens.from_model(lm)
+        except NotImplementedError as error:
+            refused[name] = str(error)
+            continue
+        arrays[name] = [
+            # From the embeddings on, before the LM's own.
+            PredictionTrajectory.from_lens_and_model(lens, lm, ids).log_probs[:, -1]
+            for ids in tokenizer(list(random_lms.PROMPTS))["input_ids"]
+        ]
+    np.savez(folder / "computed.npz", **arrays)
+    (folder / "refused.json").write_text(json.dumps(refused))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
