@@ -6,8 +6,10 @@
 # One would guess: mixed precision belongs to the Trainer's steps; afterwards the model computes in its weights'
 # float32.
 # Seen:
-#     bf16=False: weights torch.float32, logits torch.float32, inside the model torch.float32; same weights reloaded True, logits differ by 0.0e+00
-#     bf16=True: weights torch.float32, logits torch.float32, inside the model torch.bfloat16; same weights reloaded True, logits differ by 2.2e-02
+#     bf16=False: weights torch.float32, logits torch.float32, inside the model torch.float32; same weights
+#       reloaded True, logits differ by 0.0e+00
+#     bf16=True: weights torch.float32, logits torch.float32, inside the model torch.bfloat16; same weights
+#       reloaded True, logits differ by 2.2e-02
 # accelerate replaces the `forward` of the very object by one under autocast that casts its outputs back to float32.
 # Who meets it: whoever evaluates, probes or edits the model after `trainer.train()` in one process, and compares with
 # the saved one.
