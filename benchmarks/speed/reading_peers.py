@@ -1,15 +1,15 @@
 """How fast other packages read the logits that reading.py reads: in turns, in one process.
 
-    python -m benchmarks.speed.reading_peers --lm FOLDER
+    OMP_NUM_THREADS=2 python -m benchmarks.speed.reading_peers --lm FOLDER
 
 measures this package, transformers, and TransformerLens and nnsight where they are installed, in
-batches of 64 prompts and one thread. Rows of what is not installed stay as they are in
+batches of 64 prompts; and the matrix products alone that reading needs, with what prompts share
+read once. Rows of what is not installed stay as they are in
 ``benchmarks/results/speed/reading_peers.csv``.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,16 +20,19 @@ from typing import Any
 
 import torch
 from jsonargparse import auto_cli
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import common
+from benchmarks.speed.reading import timed
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm import sample_subjects
+from lincorr_lightning.lm.shared_prefixes import plan_reading
 from lincorr_lightning.results.table import Table, column
 
 BATCH = 64
 OURS, ALONE = "lincorr-lightning", "one prompt at a time"
+PRODUCTS = "its matrix products alone"
 Read = Callable[[list[list[int]], list[int]], Tensor]
 """Returns the logits of labels after a batch of prompts, by their token ids."""
 
@@ -39,11 +42,12 @@ class PeerSpeed:
     """What a way takes, and how far its logits are from transformers' own, of the largest."""
 
     lm: str = column("LM")
+    threads: int = column(format="d")
     package: str
     version: str
     way: str
-    rate: float = column("prompts per processor second", ",.1f")
-    differs: float = column("logits differ by", ".0e")
+    rate: float = column("prompts per second", ",.1f")
+    differs: float | None = column("logits differ by", ".0e")
 
 
 def padded_left(rows: list[list[int]]) -> dict[str, Tensor]:
@@ -95,11 +99,22 @@ def nnsight(folder: str) -> dict[str, Read]:
     return {"trace": read}
 
 
+def products(lm: LanguageModel, prompts: list[list[str]]) -> None:
+    """Multiply as many rows with the weights of all layers as reading takes tokens."""
+    groups = [dict(enumerate(lm.rows(list(about)))) for about in zip(*prompts, strict=True)]
+    trees, _ = plan_reading(lm.model, groups, True, None, None)
+    n_tokens = sum(len(tree.token_ids) for tree in trees)
+    head = lm.model.get_output_embeddings()
+    for module in lm.model.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            nn.functional.linear(torch.ones(n_tokens, module.in_features), module.weight)
+
+
 @torch.no_grad()
 def main(
     lm: str,
     knowledge: tuple[str, ...] = ("city", "country", "continent", "language"),
-    n_subjects: int = 128,
+    n_subjects: int = 256,
     n_alone: int = 8,
 ) -> None:
     """Measure.
@@ -110,7 +125,6 @@ def main(
         n_subjects: Number of subjects.
         n_alone: Subjects of each turn whose prompts are read one at a time.
     """
-    torch.set_num_threads(1)
     model = LanguageModel.from_pretrained(lm, share_prefixes=True)
     kinds = Catalogue.load().select(list(knowledge))
     domains = [list(build_domain(kind, model.tokenizer).token_ids) for kind in kinds]
@@ -122,12 +136,13 @@ def main(
 
     peers = {"transformers": transformers(model)}
     peers |= {f.__name__: f(lm) for f in (transformer_lens, nnsight) if find_spec(f.__name__)}
-    ways: dict[tuple[str, str], Callable[[list[list[str]]], Tensor]] = {
+    ways: dict[tuple[str, str], Callable[[list[list[str]]], Tensor | None]] = {
         (package, way): partial(in_batches, read)
         for package, found in peers.items()
         for way, read in found.items()
     }
     ways[OURS, "shared prefixes"] = lambda prompts: model.joint_logits(prompts, domains)
+    ways[OURS, PRODUCTS] = lambda prompts: products(model, prompts)
     seconds, n_read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
     logits: dict[tuple[str, str], list[Tensor]] = {way: [] for way in ways}
     for turn, start in enumerate((0, *range(0, n_subjects, BATCH))):  # the first one warms up
@@ -135,26 +150,27 @@ def main(
             n = BATCH if turn and name[1] != ALONE else n_alone
             chosen = subjects[start : start + n]
             prompts = [[kind.prompt(subject) for subject in chosen] for kind in kinds]
-            before = time.process_time()  # on a busy machine, more even than the clock
-            found = way(prompts)
+            found, took = timed(partial(way, prompts), "cpu")
             if turn:
-                seconds[name] += time.process_time() - before
+                seconds[name] += took
                 n_read[name] += len(kinds) * len(chosen)
-                logits[name].append(found[:n_alone].double())
+                logits[name] += [] if found is None else [found[:n_alone].double()]
     exact = torch.cat(logits["transformers", ALONE])
     speeds = []
     for (package, way), parts in logits.items():
-        differs = float((torch.cat(parts) - exact).abs().max() / exact.abs().max())
+        error = float((torch.cat(parts) - exact).abs().max() / exact.abs().max()) if parts else None
+        about = Path(lm).name, torch.get_num_threads(), package, version(package), way
         rate = n_read[package, way] / seconds[package, way]
-        speeds.append(PeerSpeed(Path(lm).name, package, version(package), way, rate, differs))
-    table = common.add_rows(Table.of("reading_peers", speeds), "lm", "package", "way")
+        speeds.append(PeerSpeed(*about, rate, error))
+    table = common.add_rows(Table.of("reading_peers", speeds), "lm", "threads", "package", "way")
     frame = table.frame
-    fastest = frame["rate"].where(frame["package"] != OURS).groupby(frame["lm"]).transform("max")
+    runs = [frame["lm"], frame["threads"]]
+    fastest = frame["rate"].where(frame["package"] != OURS).groupby(runs).transform("max")
     headings = {**table.headings, "factor": "times as fast as the fastest other package"}
     formats = {**table.formats, "factor": ".2f"}
     frame = frame.assign(factor=frame["rate"] / fastest)
     table = replace(table, frame=frame, headings=headings, formats=formats)
-    columns = "package version way rate factor differs"
+    columns = "threads package version way rate factor differs"
     common.place_tables({"reading peers": common.shown(table, columns)})
 
 
