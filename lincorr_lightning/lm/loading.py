@@ -38,6 +38,7 @@ _SIGNS = {
     r"model_index\.json": "is of diffusers: pass a decoder such as Llama",
     r"(checkpoints/)?[^/]+\.ckpt": "is of Lightning: load it, and call save_pretrained of its LM",
     r"lit_model\.pth": "is of litgpt: run `litgpt convert_from_litgpt`",
+    r"meta\.pt": "is of Lightning: load its folder by its strategy, and call save_pretrained",
     r"(.+/)?[^/]+\.distcp": "is a shard of FSDP: run `accelerate merge-weights`",
     r"zero_to_fp32\.py": "lies beside shards of DeepSpeed: run it, which makes them one file",
     r"(pytorch_)?model\.[^/]+\.(bin|safetensors)": (

@@ -154,6 +154,7 @@ SIGNS = {
     "checkpoints/epoch=0.ckpt": "call save_pretrained of its LM",
     "last.ckpt": "call save_pretrained of its LM",
     "lit_model.pth": "litgpt convert_from_litgpt",
+    "meta.pt": "load its folder by its strategy",
     "__0_0.distcp": "accelerate merge-weights",
     "pytorch_model_fsdp_0/__0_0.distcp": "accelerate merge-weights",
     "zero_to_fp32.py": "run it",
