@@ -12,8 +12,7 @@
 #     same most likely token as in float32, positions 3072 to 4095: as loaded 93%, bf16-true 24%
 # transformers keeps `inv_freq`, a buffer that is not saved, in float32; Lightning converts the whole module, buffers
 # too.
-# Who meets it: whoever trains or probes a language model in a LightningModule with long prompts; the Trainer of
-# transformers with the same model gives other logits.
+# Who meets it: whoever trains or probes a language model in a LightningModule with long prompts.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
