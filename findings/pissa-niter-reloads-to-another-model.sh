@@ -11,7 +11,8 @@
 #     init_lora_weights='pissa': training moved the logits by 1.092, reloading by 0.000, once more by 0.000
 #     init_lora_weights='pissa_niter_4': training moved the logits by 1.052, reloading by 0.128, once more by 0.131
 # Loading repeats the initialization to find the base weights again, and the one of "pissa_niter" is a randomized SVD.
-# Who meets it: whoever takes the fast initialization, and does not pass `path_initial_model_for_weight_conversion` when saving.
+# Who meets it: whoever takes the fast initialization, and does not pass
+# `path_initial_model_for_weight_conversion` when saving.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -11,8 +11,8 @@
 #       random 59%
 #     in the model: model.layers.0.mlp.experts.gate_up_proj, (4, 32, 32)
 #     in the file: model.layers.0.mlp.experts.0.gate_proj.weight, (16, 32)
-# Who meets it: whoever loads weights outside `from_pretrained` (into a Lightning module, on a meta-initialized model), or
-# looks up tensors of a file by the names of the model.
+# Who meets it: whoever loads weights outside `from_pretrained` (into a Lightning module, on a meta-initialized model),
+# or looks up tensors of a file by the names of the model.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
