@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A forward hook that is registered on a layer after the first call of a `torch.compile`d language model never runs,
+# A forward hook that is registered on a layer after the first call of a `torch.compile`d language model does not run,
 # without a word; one that was there at the first call runs, and its removal is noticed.
 #
 # Versions: torch 2.13.0, transformers 5.24.0.

@@ -7,7 +7,7 @@
 # Seen:
 #     before the reload: loss 4.1411, gradient of the embedding of end of text 0.9553, of a word 0.6651
 #     after the reload: loss 4.1411, gradient of the embedding of end of text 0.0000, of a word 0.6651
-# Llama, Qwen, Gemma and others pass `pad_token_id` to `nn.Embedding(padding_idx=...)` when they are built.
+# Llama passes `pad_token_id` to `nn.Embedding(padding_idx=...)` when it is built.
 # Who meets it: whoever sets the end-of-text token as padding, saves the model, and trains on, attributes by gradients
 # of embeddings, or compares a run with one that was resumed.
 set -euo pipefail

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # A Gemma 2 model of the shape of the 27B, read by transformers from a GGUF file of its own weights, gets another
-# attention scale: the file format has no key for `query_pre_attn_scalar`, and transformers takes the default of the
-# smaller models.
+# attention scale: files of Gemma 2 hold no `query_pre_attn_scalar`, and transformers takes the default of the smaller
+# models.
 #
 # Versions: torch 2.13.0, transformers 5.24.0, accelerate 1.15.0, gguf 0.19.0.
 # One would guess: unquantized weights in GGUF give the same model; what a file cannot say follows from the sizes.
 # Seen:
 #     query_pre_attn_scalar: written from 144, read as 256
 #     logits off by up to 0.582; with the scale set by hand, by 0.0e+00
-# llama.cpp computes the scale of the 27B from its sizes (hidden size / heads), so the file needs no key.
+# llama.cpp (by its source, not run here) computes the scale of the 27B from its sizes, so the file needs no key.
 # Who meets it: whoever analyses the same GGUF file in transformers that others run in llama.cpp.
 set -euo pipefail
 folder=$(mktemp -d)

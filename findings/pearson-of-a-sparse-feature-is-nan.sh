@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# torchmetrics' PearsonCorrCoef is NaN for a feature that fires on less than about 1 of 2,900 tokens, in float32.
+# torchmetrics' PearsonCorrCoef is NaN for a feature that fires on less than about 1 of 2,900 tokens, in float32
+# (for one that is 0 or 1, by the formula below).
 #
 # Versions: torch 2.13.0, torchmetrics 1.9.0, scipy 1.17.1.
 # One would guess: the correlation, as scipy has it; NaN is for a constant input.

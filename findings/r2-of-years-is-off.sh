@@ -10,7 +10,7 @@
 #     years 2010 to 2019: torchmetrics 0.7456, scikit-learn 0.8785
 #     years 1000 to 2020: torchmetrics 0.8845, scikit-learn 0.8845
 #     days since 1970, of one month: torchmetrics 0.9907, scikit-learn 0.8800
-# Who meets it: whoever scores a probe that predicts years, times, coordinates or log-probabilities of long texts.
+# Who meets it: whoever scores a probe that predicts years or times.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

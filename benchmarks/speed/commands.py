@@ -65,9 +65,9 @@ class Ratio:
     threads: int = column(format="d")
     runs: int = column(format="d")
     processor: float = column("processor, s", ".2f")
-    processor_ratio: float = column("ratio to before", ".2f")
+    processor_ratio: float = column("processor, ratio to before", ".2f")
     wall: float = column("wall, s", ".2f")
-    wall_ratio: float = column("ratio to before", ".2f")
+    wall_ratio: float = column("wall, ratio to before", ".2f")
     peak: float = column("peak, MiB", ",.0f")
     peak_before: float = column("before, MiB", ",.0f")
 
@@ -147,6 +147,9 @@ def main(
         commands: Commands of these groups; none takes all.
         repeats: How often each is run; null is the plan's.
     """
+    if missing := {*commands}.difference(*(GROUPS[group]["commands"] for group in only)):
+        raise SystemExit(f"none of the groups has the commands {sorted(missing)}")
+    lm = str(Path(lm).resolve()) if Path(lm).exists() else lm  # checkouts are other folders
     rows = []
     for group in only:
         plan = GROUPS[group] | ({} if repeats is None else {"repeats": repeats})

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf
 from jsonargparse import auto_cli
 from torch import Tensor, nn
 
@@ -59,11 +60,12 @@ def padded_left(rows: list[list[int]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
 
-def transformers(lm: LanguageModel) -> dict[str, Read]:
+def transformers(folder: str) -> dict[str, Read]:
     """Return ways of transformers."""
+    lm = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def read(rows: list[list[int]], labels: list[int], **options: Any) -> Tensor:
-        return lm.model(**padded_left(rows), use_cache=False, **options).logits[:, -1, labels]
+        return lm(**padded_left(rows), use_cache=False, **options).logits[:, -1, labels]
 
     def alone(rows: list[list[int]], labels: list[int]) -> Tensor:
         return torch.cat([read([row], labels) for row in rows])
@@ -99,11 +101,15 @@ def nnsight(folder: str) -> dict[str, Read]:
     return {"trace": read}
 
 
-def products(lm: LanguageModel, prompts: list[list[str]]) -> None:
-    """Multiply as many rows with the weights of all layers as reading takes tokens."""
+def n_tokens_of(lm: LanguageModel, prompts: list[list[str]]) -> int:
+    """Return how many tokens reading takes, those that a subject's prompts share once."""
     groups = [dict(enumerate(lm.rows(list(about)))) for about in zip(*prompts, strict=True)]
     trees, _ = plan_reading(lm.model, groups, True, None, None)
-    n_tokens = sum(len(tree.token_ids) for tree in trees)
+    return sum(len(tree.token_ids) for tree in trees)
+
+
+def products(lm: LanguageModel, n_tokens: int) -> None:
+    """Multiply ones, ``(n_tokens, in_features)``, with each linear layer's weights but the head's."""
     head = lm.model.get_output_embeddings()
     for module in lm.model.modules():
         if isinstance(module, nn.Linear) and module is not head:
@@ -129,12 +135,13 @@ def main(
     kinds = Catalogue.load().select(list(knowledge))
     domains = [list(build_domain(kind, model.tokenizer).token_ids) for kind in kinds]
     subjects = sample_subjects(model.tokenizer, n_subjects)
+    n_tokens = n_tokens_of(model, [[kind.prompt(x) for x in subjects] for kind in kinds])
 
     def in_batches(read: Read, prompts: list[list[str]]) -> Tensor:
         rows = map(model.rows, prompts)
         return torch.cat(list(map(read, rows, domains)), dim=1)
 
-    peers = {"transformers": transformers(model)}
+    peers = {"transformers": transformers(lm)}
     peers |= {f.__name__: f(lm) for f in (transformer_lens, nnsight) if find_spec(f.__name__)}
     ways: dict[tuple[str, str], Callable[[list[list[str]]], Tensor | None]] = {
         (package, way): partial(in_batches, read)
@@ -142,7 +149,7 @@ def main(
         for way, read in found.items()
     }
     ways[OURS, "shared prefixes"] = lambda prompts: model.joint_logits(prompts, domains)
-    ways[OURS, PRODUCTS] = lambda prompts: products(model, prompts)
+    ways[OURS, PRODUCTS] = lambda prompts: products(model, len(prompts[0]) * n_tokens // n_subjects)
     seconds, n_read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
     logits: dict[tuple[str, str], list[Tensor]] = {way: [] for way in ways}
     for turn, start in enumerate((0, *range(0, n_subjects, BATCH))):  # the first one warms up

@@ -104,7 +104,7 @@ class Judge:
         varies = ~r.isnan()
         segments = torch.eye(len(sizes), dtype=r.dtype).repeat_interleave(torch.tensor(sizes), 0)
         weights = segments.to(r.device) * varies[:, None]
-        weights /= weights.sum(0)  # NaN for a target without a label that varies
+        weights /= weights.sum(0)  # NaN where all labels of a target are constant
         predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
         scales = [
             torch.where(varies, (n / each).sqrt(), 0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError, one_line
+from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.lm.head import call_model, head_of, probe_tokens
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, float32_forward
 
@@ -77,6 +78,8 @@ def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
             expected = _logits(model)
             merged: Any = wrapper.merge_and_unload(safe_merge=True)  # type: ignore[operator]
         except Exception as error:  # peft has no word for adapters that are no change of weights
+            if oom_reason(error):
+                raise
             raise LanguageModelError(
                 f"{file} is of the peft_type {config.peft_type.value}, which peft cannot merge "
                 f"into the LM's weights with these settings ({one_line(error)}). Pass an adapter "

@@ -229,8 +229,8 @@ def _check_folder(folder: Path, what: str) -> None:
         "lm.name_or_path, and that of a peft adapter as lm.adapter."
     )
     kinds = {needed, ADAPTER_CONFIG} if what == "the LM" else {needed}
-    inside = [path.parent.name for kind in kinds for path in folder.glob(f"*/{kind}")]
-    inside += [name for name in names if name.endswith(".gguf")]
+    inside = {path.parent.name for kind in kinds for path in folder.glob(f"*/{kind}")}
+    inside |= {name for name in names if name.endswith(".gguf")}
     if seen := _look_at(folder):
         hint = seen
     elif inside:

@@ -1,5 +1,6 @@
 """Files written by the programs that users bring them from, each in an environment of its own."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -24,10 +25,15 @@ def _environment(requirements: list[str]) -> Path:
 
     The source of a package after ``source:`` lies in the environment's folder ``source``.
     """
-    folder = CACHE / hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:16]
+    about = "\n".join([*map(str, sys.version_info[:2]), *requirements])
+    folder = CACHE / hashlib.sha256(about.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
     python = folder / "bin" / "python"
     complete = folder / "complete"
-    if not complete.exists():
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test may be installing the same
+        if complete.exists():
+            return python
         venv.create(folder, clear=True, with_pip=True)
         pip = [python, "-m", "pip", "-q", "--disable-pip-version-check"]
         sources = [line.split()[1] for line in requirements if line.startswith("source:")]

@@ -200,9 +200,7 @@ def write_started_by_data() -> None:
     model = base("llama")
     before = last_logits(model)
     adapted = peft.get_peft_model(model, lora(init_lora_weights="eva"))
-    ids = torch.tensor(
-        [ROWS[2], ROWS[2][::-1]]
-    )  # at least twice the rank of tokens, or it never ends
+    ids = torch.tensor([ROWS[2], ROWS[2][::-1]])  # the start takes as many tokens as it needs
     texts = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}] * 4
     peft.initialize_lora_eva_weights(adapted, texts)
     save("lora-eva", perturb(adapted, 0.1, seed=1), before)
