@@ -8,8 +8,8 @@
 # Seen:
 #     RANK=0: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt', '.csv']
 #     RANK=1: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt']
-# Importing lightning reads RANK (by its source, LOCAL_RANK and SLURM_PROCID too) for what runs on rank 0 only; the strategies with several
-# processes set it again, the one for a single device does not.
+# Importing lightning reads RANK (by its source, LOCAL_RANK and SLURM_PROCID too) for what runs on rank 0 only; the
+# strategies with several processes set it again, the one for a single device does not.
 # Who meets it: whoever starts one probe per worker inside a job of torchrun, Slurm or a cluster that sets RANK.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -109,7 +109,7 @@ def n_tokens_of(lm: LanguageModel, prompts: list[list[str]]) -> int:
 
 
 def products(lm: LanguageModel, n_tokens: int) -> None:
-    """Multiply ones, ``(n_tokens, in_features)``, with each linear layer's weights but the head's."""
+    """Multiply ones, ``(n_tokens, in_features)``, with weights of linear layers but the head."""
     head = lm.model.get_output_embeddings()
     for module in lm.model.modules():
         if isinstance(module, nn.Linear) and module is not head:

@@ -1,5 +1,6 @@
 """The commands of `lincorr`: those of the Trainer, by LightningCLI, and others beside them."""
 
+import gc
 import importlib
 import importlib.resources
 import os
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from textwrap import wrap
+from types import ModuleType
 from typing import Any
 
 from lincorr_lightning.cli.termination import exit_at_signals
@@ -99,9 +101,41 @@ def main(args: Sequence[str] | None = None) -> Any:
     with _own_torch_settings():
         if argv[0] in COMMANDS:
             return _run_command(argv[0], argv[1:])
-        from lincorr_lightning.cli.lightning_cli import run_lightning_cli
+        return _import_lightning_cli().run_lightning_cli(argv)
 
-        return run_lightning_cli(argv)
+
+def _import_lightning_cli() -> Any:
+    """Import what runs the Trainer's commands, which takes longer than many of them.
+
+    Until Lightning is imported, no garbage is collected, and scipy.signal, of which torchmetrics
+    looks for one name, is a placeholder.
+    """
+    name = "lincorr_lightning.cli.lightning_cli"
+    if name in sys.modules or "scipy.signal" in sys.modules:
+        return importlib.import_module(name)
+    placeholder = sys.modules["scipy.signal"] = _Later("scipy.signal")
+    gc.disable()
+    try:
+        module = importlib.import_module(name)
+        gc.freeze()  # what is imported stays: later collections need not search it
+    finally:
+        gc.enable()
+        if sys.modules["scipy.signal"] is placeholder:
+            del sys.modules["scipy.signal"]
+    return module
+
+
+class _Later(ModuleType):
+    """A module that is imported once a name of it is needed, but for those here."""
+
+    hamming = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` asks all modules for some
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def _own_torch_settings() -> AbstractContextManager[object]:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from lightning_utilities.core.rank_zero import rank_zero_only
-
 from lincorr_lightning.errors import LincorrError
 from lincorr_lightning.terminal import printable, show_error
 
@@ -56,6 +54,9 @@ class Termination:
 
     def report(self) -> int:
         """Write the line that says how to go on; return the exit status, as shells report it."""
+        # Every command imports this module, and few of them Lightning.
+        from lightning_utilities.core.rank_zero import rank_zero_only
+
         signum = self.signum or signal.SIGTERM  # another rank may have received it
         if getattr(rank_zero_only, "rank", 0) == 0:  # it has no rank before Lightning is imported
             line = f"lincorr: {_OUTCOMES[signal.Signals(signum)]}"

@@ -10,7 +10,8 @@ import pytest
 
 from lincorr_lightning.cli import main
 
-HEAVY = {"torch", "lightning", "transformers", "torchmetrics", "scipy", "peft", "tensorboard"}
+HEAVY = {"torch", "lightning", "lightning_utilities", "transformers", "torchmetrics", "scipy"}
+HEAVY |= {"peft", "tensorboard"}
 
 
 def imported(*command: str) -> set[str]:
@@ -30,6 +31,17 @@ def imported(*command: str) -> set[str]:
 )
 def test_commands_that_need_no_lm_import_no_torch(arguments: str) -> None:
     assert not imported("-m", "lincorr_lightning", *arguments.split()) & HEAVY
+
+
+@pytest.mark.slow
+def test_lightning_is_imported_without_what_it_does_not_use() -> None:
+    """A placeholder that torchmetrics asks for one name; what asks for others gets the module."""
+    found = imported("-m", "lincorr_lightning", "fit", "--help")
+    assert "lightning" in found and not found & {"scipy.signal", "scipy.stats"}
+    use = "import scipy.signal, scipy.stats; print(scipy.signal.hilbert([0, 1]).imag)"
+    code = f"from lincorr_lightning.cli import program; program._import_lightning_cli(); {use}"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "[0. 0.]\n", ran.stderr
 
 
 def test_a_generic_tokenizer_is_read_without_torch() -> None:
