@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lincorr_lightning.functional import Moments, segmented_pearson
+from lincorr_lightning.functional.correlation import segments_of
 from lincorr_lightning.functional.moments import Block, add_rows, merge_moments, no_moments
 
 __all__ = ["InstancewisePearson", "JointMoments", "Reconstruction", "ReconstructionQuality"]
@@ -32,10 +33,7 @@ class InstancewisePearson(Metric):
 
     def __init__(self, sizes: list[int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # Which columns are those of each target, ``(sum(sizes), n_targets)`` of 0 and 1.
-        eye = torch.eye(len(sizes), dtype=torch.float64)
-        segments = eye.repeat_interleave(torch.tensor(sizes), 0)
-        self.register_buffer("segments", segments, persistent=False)
+        self.register_buffer("segments", segments_of(sizes), persistent=False)
         zeros = torch.zeros(len(sizes), dtype=torch.float64)
         self.add_state("total", zeros, dist_reduce_fx="sum")
         self.add_state("count", zeros.clone(), dist_reduce_fx="sum")

@@ -1,5 +1,6 @@
 """Pearson's r between predicted and true logits, by label and by instance (paper section 3.2)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,15 @@ def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
     p, t = prediction - prediction.mean(0), target - target.mean(0)
     r = (p * t).sum(0) / (p.norm(dim=0) * t.norm(dim=0))
     return torch.where(constant, torch.nan, r.clamp(-1, 1))
+
+
+def segments_of(sizes: Sequence[int]) -> Tensor:
+    """Return which columns are those of each target, ``(sum(sizes), n_targets)`` of 0 and 1.
+
+    Targets, of so many labels each, lie side by side. The segments are float64.
+    """
+    eye = torch.eye(len(sizes), dtype=torch.float64)
+    return eye.repeat_interleave(torch.tensor(list(sizes)), 0)
 
 
 def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> Tensor:

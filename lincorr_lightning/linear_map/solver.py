@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments
+from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments, segments_of
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 from lincorr_lightning.functional.significance import pearson_influence
@@ -102,8 +102,7 @@ class Judge:
         n, x, y = self._moments.n, self._x, self._y
         r = self.label_r(solution.weight)
         varies = ~r.isnan()
-        segments = torch.eye(len(sizes), dtype=r.dtype).repeat_interleave(torch.tensor(sizes), 0)
-        weights = segments.to(r.device) * varies[:, None]
+        weights = segments_of(sizes).to(r.device) * varies[:, None]
         weights /= weights.sum(0)  # NaN where all labels of a target are constant
         predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
         scales = [
