@@ -82,19 +82,22 @@ def costs_of(
     """Return, by command, what each run of it took with each checkout, in turn."""
     costs: dict[str, list[list[common.Cost]]] = {name: [] for name in commands}
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    for _ in range(plan["repeats"]):
+    for repeat in range(plan["repeats"]):
         with ExitStack() as folders:
             shared = [folders.enter_context(tempfile.TemporaryDirectory()) for _ in checkouts]
             if "before" in plan:
                 for folder in shared:
                     words = words_of(plan["before"], shared=folder)
                     common.cost_of(words, cwd=common.ROOT, env=env)
+            # Each checkout is the first in half of the repeats.
+            turns = list(zip(shared, checkouts, strict=True))[:: -1 if repeat % 2 else 1]
             for name, text in commands.items():
-                costs[name].append([])
-                for folder, checkout in zip(shared, checkouts, strict=True):
+                found = {}
+                for folder, checkout in turns:
                     with tempfile.TemporaryDirectory() as runs:
                         words = words_of(text, runs=runs, shared=folder, lm=lm)
-                        costs[name][-1].append(common.cost_of(words, cwd=checkout, env=env))
+                        found[checkout] = common.cost_of(words, cwd=checkout, env=env)
+                costs[name].append([found[checkout] for checkout in checkouts])
     return costs
 
 

@@ -72,6 +72,7 @@ def test_means_and_leads_are_those_of_the_file(cells: pd.DataFrame) -> None:
         assert cell[f"{key}_half"] == pytest.approx((high - low) / 2)
 
 
+@pytest.mark.nightly
 def test_the_document_has_the_committed_cells(cells: pd.DataFrame) -> None:
     grid = ablation_grid.with_network(common.read_csv(ablation_grid.FILE))
     text = common.all_text()

@@ -63,6 +63,7 @@ def test_removals_are_projections() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
 def test_documents_have_the_committed_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """All committed files are made again, and are the same."""
     written: dict[str, pd.DataFrame] = {}

@@ -53,7 +53,7 @@ def test_every_kind_of_run_parses() -> None:
         assert end.value.code in (0, None), each
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_documents_and_files_have_the_tables_of_the_committed_results(tmp_path: Path) -> None:
     numbers = findings.read_all(run.REAL_LMS)
     found = numbers.tables()

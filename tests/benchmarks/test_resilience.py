@@ -43,7 +43,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(post_training, name, value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("texts")
 def test_an_lm_is_trained_and_its_maps_are_scored(tmp_path: Path) -> None:
     output = tmp_path / "scores.csv"
@@ -92,6 +92,7 @@ def test_an_lm_keeps_all_of_its_own_maps(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+@pytest.mark.nightly
 def test_the_document_has_the_committed_means() -> None:
     scores = common.read_csv(post_training.FILE)
     by_training, means = post_training.means(scores)

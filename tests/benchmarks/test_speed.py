@@ -88,6 +88,7 @@ def test_what_growth_is_measured_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {pair["n_labels"] for pair in results["pairs"]} == {20}
 
 
+@pytest.mark.nightly
 def test_forecast(tmp_path: Path, placed: dict[str, str]) -> None:
     forecast.main(lms=("toy",))
     (row,) = rows_of(tmp_path, "forecast")

@@ -116,7 +116,8 @@ def work(rank: int, shape: tuple[int, int], root: Path, *commands: list[str]) ->
     del rank
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data_parallel", "tensor_parallel"))
-    for family, adapter in CASES[1:] if shape == (1, 2) else CASES:
+    # Of two ranks, one with adapters and one with a tied head; four ranks read them all nightly.
+    for family, adapter in CASES[1:3] if shape == (1, 2) else CASES:
         check_lm(root / family, mesh, adapter)
     for command in commands:
         main(command)

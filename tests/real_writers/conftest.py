@@ -21,7 +21,7 @@ Write = Callable[..., Path]
 
 
 def _environment(requirements: list[str]) -> Path:
-    """Return the Python of an environment with these packages; skip where pip cannot install it.
+    """Return the Python of an environment with these packages; skip where pip reaches no index.
 
     The source of a package after ``source:`` lies in the environment's folder ``source``.
     """
@@ -45,7 +45,10 @@ def _environment(requirements: list[str]) -> Path:
             ran = subprocess.run(call, capture_output=True, text=True, check=False)
             if ran.returncode:
                 last = ran.stderr.strip().splitlines()[-1:]
-                pytest.skip(f"pip cannot install {' '.join(requirements)}: {' '.join(last)}")
+                message = f"pip cannot install {' '.join(requirements)}: {' '.join(last)}"
+                probe = [*pip, "download", "--no-deps", "-d", folder / "reached", "pip"]
+                reaches = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+                (pytest.fail if reaches else pytest.skip)(message)
         for archive in (folder / "source").glob("*.tar.gz"):
             shutil.unpack_archive(archive, folder / "source", filter="data")
         complete.touch()

@@ -18,7 +18,7 @@ from lincorr_lightning import LanguageModel
 from lincorr_lightning.geometry.token_clouds import read_layers
 from lincorr_lightning.lm.head import logits_of_states
 from tests.real_writers.conftest import Write
-from tests.real_writers.random_lms import LMS, PROMPTS
+from tests.real_writers.peer_lms import LMS, PROMPTS
 
 pytestmark = pytest.mark.nightly
 CAPPED, WITHOUT_BOS = "gemma2", "qwen2"  # of TransformerLens, by default

@@ -13,7 +13,7 @@ from lincorr_lightning import LanguageModel
 from lincorr_lightning.cli import console
 from lincorr_lightning.errors import LanguageModelError
 from tests.real_writers.conftest import Write
-from tests.real_writers.small_lms import assert_same_logits, written
+from tests.real_writers.written_lms import assert_same_logits, case_names
 
 pytestmark = pytest.mark.nightly
 
@@ -36,7 +36,7 @@ def folder(write: Write) -> Path:
 
 
 def test_all_cases_are_tested(folder: Path) -> None:
-    assert written(folder) == CASES
+    assert case_names(folder) == CASES
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -9,7 +9,7 @@ import pytest
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.errors import LanguageModelError
 from tests.real_writers.conftest import Write
-from tests.real_writers.small_lms import assert_same_logits, written
+from tests.real_writers.written_lms import assert_same_logits, case_names
 
 pytestmark = pytest.mark.nightly
 
@@ -57,7 +57,7 @@ def test_all_cases_are_tested(folder: Path) -> None:
     assert json.loads((folder / "not_written.json").read_text()) == [{}, []]
     others = {path.parent.name for path in folder.glob("*/adapter_config.json")}
     starts = {"lora-pissa-converted-start", "lora-olora-converted-start"}
-    assert written(folder) | others | {"arrow"} == CASES | starts
+    assert case_names(folder) | others | {"arrow"} == CASES | starts
 
 
 @pytest.mark.parametrize("name", sorted(CASES - set(REFUSED)))

@@ -11,7 +11,7 @@ import pytest
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.errors import LanguageModelError
 from tests.real_writers.conftest import Write
-from tests.real_writers.small_lms import assert_same_logits, written
+from tests.real_writers.written_lms import assert_same_logits, case_names
 
 pytestmark = pytest.mark.nightly
 
@@ -48,7 +48,7 @@ def made(write: Write) -> Callable[[str], Path]:
 def test_all_cases_are_tested(writer: str, made: Callable[[str], Path]) -> None:
     folder = made(writer)
     assert json.loads((folder / "not_written.json").read_text()) == {}
-    assert written(folder) == {*TYPES, *WAYS, *ONLY[writer], *REFUSED[writer]}
+    assert case_names(folder) == {*TYPES, *WAYS, *ONLY[writer], *REFUSED[writer]}
     tokenizers = {path.stem for path in folder.glob("tokenizer-*.json")}
     assert tokenizers == {f"tokenizer-{name}" for name in {*TOKENIZERS[writer], *PIECES[writer]}}
 

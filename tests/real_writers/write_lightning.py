@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
-from small_lms import ROWS, make_lm, save_logits, save_tokenizer
+from written_lms import ROWS, make_lm, save_logits, save_tokenizer
 
 FOLDER = Path(sys.argv[1])
 

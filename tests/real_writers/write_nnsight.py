@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import random_lms
+import peer_lms
 import torch
 from nnsight import TransformersModel
 
@@ -37,12 +37,12 @@ def read(lm, name: str, prompts) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def main(folder: Path) -> None:
     arrays = {}
-    for name in random_lms.LMS:
-        random_lms.save(name, folder / name)
+    for name in peer_lms.LMS:
+        peer_lms.save(name, folder / name)
         lm = TransformersModel(str(folder / name), task="text-generation", dispatch=True)
-        alone = [read(lm, name, prompt) for prompt in random_lms.PROMPTS]
+        alone = [read(lm, name, prompt) for prompt in peer_lms.PROMPTS]
         read_as = {"alone": [torch.cat(parts) for parts in zip(*alone, strict=True)]}
-        read_as["batch"] = read(lm, name, list(random_lms.PROMPTS))
+        read_as["batch"] = read(lm, name, list(peer_lms.PROMPTS))
         for how, (logits, lens) in read_as.items():
             arrays |= {f"{name}, {how}: logits": logits, f"{name}, {how}: lens": lens}
     np.savez(folder / "computed.npz", **{key: x.numpy() for key, x in arrays.items()})

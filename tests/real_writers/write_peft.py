@@ -11,7 +11,7 @@ import peft
 import torch
 import transformers as hf
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-from small_lms import ROWS, last_logits, make_lm, perturb, save_logits, save_tokenizer
+from written_lms import ROWS, last_logits, make_lm, perturb, save_logits, save_tokenizer
 
 FOLDER = Path(sys.argv[1])
 BASES: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import random_lms
+import peer_lms
 import torch
 from transformer_lens.model_bridge import TransformerBridge
 
@@ -21,7 +21,7 @@ def lens_of(bridge, cache, at: int) -> torch.Tensor:
 def read(bridge, **options) -> dict[str, list]:
     """Logits and lens after each prompt alone."""
     found = {"logits": [], "lens": []}
-    for prompt in random_lms.PROMPTS:
+    for prompt in peer_lms.PROMPTS:
         logits, cache = bridge.run_with_cache(bridge.to_tokens(prompt, **options))
         found["logits"].append(logits[0, -1])
         found["lens"].append(lens_of(bridge, cache, -1))
@@ -31,13 +31,13 @@ def read(bridge, **options) -> dict[str, list]:
 @torch.no_grad()
 def main(folder: Path) -> None:
     cases = {}
-    for name in random_lms.LMS:
-        random_lms.save(name, folder / name)
+    for name in peer_lms.LMS:
+        peer_lms.save(name, folder / name)
         bridge = TransformerBridge.boot_transformers(str(folder / name), device="cpu")
         cases[f"{name}, by default"] = read(bridge)
         cases[f"{name}, without BOS"] = read(bridge, prepend_bos=False)
         for side in ("left", "right"):
-            texts = list(random_lms.PROMPTS)
+            texts = list(peer_lms.PROMPTS)
             tokens = bridge.to_tokens(texts, padding_side=side)
             ends = torch.arange(len(texts)), (tokens != 0).cumsum(1).argmax(1)
             by_texts, by_tokens = bridge(texts, padding_side=side), bridge(tokens)

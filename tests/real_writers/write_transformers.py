@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from small_lms import SIZES, WORDS, make_lm, perturb, save_logits, save_tokenizer
+from written_lms import SIZES, WORDS, make_lm, perturb, save_logits, save_tokenizer
 
 FOLDER = Path(sys.argv[1])
 IS_OLD = int(hf.__version__.split(".")[0]) < 5

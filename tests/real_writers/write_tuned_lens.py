@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import random_lms
+import peer_lms
 import transformers as hf
 from tuned_lens.nn.lenses import LogitLens
 from tuned_lens.plotting import PredictionTrajectory
@@ -16,8 +16,8 @@ from tuned_lens.plotting import PredictionTrajectory
 
 def main(folder: Path) -> None:
     arrays, refused = {}, {}
-    for name in random_lms.LMS:
-        random_lms.save(name, folder / name)
+    for name in peer_lms.LMS:
+        peer_lms.save(name, folder / name)
         lm = hf.AutoModelForCausalLM.from_pretrained(folder / name).eval()
         tokenizer = hf.AutoTokenizer.from_pretrained(folder / name)
         try:
@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
         arrays[name] = [
             # From the embeddings on, before the LM's own.
             PredictionTrajectory.from_lens_and_model(lens, lm, ids).log_probs[:, -1]
-            for ids in tokenizer(list(random_lms.PROMPTS))["input_ids"]
+            for ids in tokenizer(list(peer_lms.PROMPTS))["input_ids"]
         ]
     np.savez(folder / "computed.npz", **arrays)
     (folder / "refused.json").write_text(json.dumps(refused))

@@ -1,11 +1,11 @@
-"""Small random LMs that each writer saves, by transformers of its own environment, and reads."""
+"""Small random LMs for packages that read LMs; each saves its own copy by its transformers."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 WORDS = [f"w{i}" for i in range(40)]
 PROMPTS = ("w1 w2 w3 w4 w5 w6 w7", "w8 w9", "w10 w11 w12 w13", "w39 w1 w20 w3 w5")
@@ -25,26 +25,21 @@ LMS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 def save(name: str, folder: Path) -> None:
     """Save an LM of `LMS` with large random weights, and a tokenizer of words, or of bytes."""
+    from written_lms import save_tokenizer  # the writer's side alone saves
+
     kind, options, puts_bos = LMS[name]
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "unk_token": "<unk>"}
-    # AutoTokenizer makes a byte-level tokenizer of whatever a Qwen2 has.
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) if name == "qwen2" else WORDS
-    vocab = {token: i for i, token in enumerate([*special.values(), *tokens])}
-    if name == "qwen2":
-        backend = Tokenizer(models.BPE(vocab, []))
+    save_tokenizer(folder, WORDS, puts_bos)
+    if name == "qwen2":  # AutoTokenizer makes a byte-level tokenizer of whatever a Qwen2 has
+        special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+        tokens = [*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-    else:
-        backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if puts_bos:
-        backend.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", vocab["<s>"])]
-        )
-    hf.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+        hf.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
-    more = {"vocab_size": len(vocab), "max_position_embeddings": 32} | sizes | ids
+    n_tokens = len(hf.PreTrainedTokenizerFast.from_pretrained(folder))
+    more = {"vocab_size": n_tokens, "max_position_embeddings": 32} | sizes | ids
     torch.manual_seed(0)
     lm = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(kind, **more | options))
     with torch.no_grad():

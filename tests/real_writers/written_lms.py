@@ -1,5 +1,6 @@
 """Small LMs of the writers, and what both sides do with them: logits saved, logits compared."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,19 @@ def perturb(model: Any, std: float, seed: int = 0) -> Any:
     return model
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Save a tokenizer of whole words."""
+def save_tokenizer(folder: Path, vocabulary: Sequence[str] = WORDS, puts_bos: bool = False) -> None:
+    """Save a tokenizer of whole words, which may put BOS before a text."""
     import transformers as hf
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    words = [*special.values(), *WORDS]
+    words = [*special.values(), *vocabulary]
     backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if puts_bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
     hf.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
 
 
@@ -68,7 +73,7 @@ def save_logits(path: Path, model: Any, **more: Any) -> None:
     np.savez(path, rows=rows, logits=last_logits(model), **more)
 
 
-def written(folder: Path) -> set[str]:
+def case_names(folder: Path) -> set[str]:
     """Return the names of all cases whose logits were saved in a folder."""
     return {path.stem for path in folder.glob("*.npz")}
 
