@@ -117,7 +117,7 @@ def measure(
     }
     checkouts = [common.ROOT] if earlier is None else [common.ROOT, earlier]
     for name, found in costs_of(plan, texts, lm, checkouts, threads).items():
-        of_lm = re.search(r"name_or_path=(\S+)", texts[name])
+        of_lm = re.search(r"(?:name_or_path|--lm)=(\S+)", texts[name])
         about = Path(of_lm[1].format(lm=lm, shared="")).name if of_lm else "tiny-world"
         here, *others = zip(*found, strict=True)
         wall, processor, peak = map(statistics.median, zip(*here, strict=True))
