@@ -10,7 +10,6 @@ from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
 from lincorr_lightning.callbacks.intervention import Intervention
 from lincorr_lightning.callbacks.prediction_writer import PredictionWriter
 from lincorr_lightning.callbacks.resilience import Resilience
-from lincorr_lightning.callbacks.stop_at_leak import StopAtLeak
 from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ __all__ = [
     "Intervention",
     "PredictionWriter",
     "Resilience",
-    "StopAtLeak",
     "TokenGeometryMonitor",
 ]
 

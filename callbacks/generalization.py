@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, get_args
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.cases import EditAnswers, Logits, StepValues, concatenate, rows_of
+from lincorr_lightning.finetune.cases import EditAnswers, Logits, StepValues, rows_of
 from lincorr_lightning.finetune.edits import nearness, skip_counts
 from lincorr_lightning.finetune.results import edits_results
 from lincorr_lightning.linear_map.fitting import Ridge
@@ -41,7 +40,7 @@ class Generalization(RelationCallback):
 
     If edits are trained together, `n_watch` of them are measured during training and all of them
     after it. If each is trained from the base weights (see `EditBatch`), each is measured after
-    its own steps, and counts with its last one, or with that of `StopAtLeak`.
+    its own steps, and counts with its last one.
 
     Logs shares of the edits as ``generalization/...``: the outcomes and ``source_learned``,
     ``leak`` and ``specific`` (means by reference), the outcomes ``..._of_learned`` alone, as means
@@ -129,7 +128,6 @@ class Generalization(RelationCallback):
         self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
         self.others: list[str] = []
-        self.stop: Any = None  #: The `StopAtLeak` of the run, if any.
 
     def open(self) -> Iterable[str]:
         run = self.run
@@ -139,7 +137,6 @@ class Generalization(RelationCallback):
                 "can be measured. Leave Generalization.edits null."
             )
         self._at = self.measured_relation(self.controls, self.paraphrases)
-        self.stop = None  # which follows
         self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
         self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
         skipped = (row.subject for row in self._resolved.skipped)
@@ -232,31 +229,13 @@ class Generalization(RelationCallback):
     ) -> tuple[Sequence[int], EditAnswers]:
         """Return the independent edits that were trained to their end, and the answers then.
 
-        They are fewer than all, or none, if training was cut short. Where `stop` ends the steps of
-        each edit, the answers are those after its last one that counts.
+        They are fewer than all, or none, if training was cut short.
         """
         dataset = self.run.dataset
         assert dataset is not None
         none: tuple[list[int], list[Logits]] = ([], [rows_of(self.state.base, [])])
         ids, (logits,) = by_step.get(dataset.training.steps_per_edit - 1, none)
-        if self.stop is not None and ids:
-            chosen = cases.last_steps(self._independent_steps(by_step), self.stop.is_over)
-            self.stop.best_step = fmean(chosen.values())
-            parts = []
-            for edit in ids:
-                of_step, (read,) = by_step[chosen[edit] - 1]
-                parts.append(rows_of(read, [of_step.index(edit)]))
-            logits = concatenate(parts)
         return ids, self._answers(ids, logits)
-
-    def _independent_steps(
-        self, by_step: Mapping[int, tuple[list[int], list[Logits]]]
-    ) -> dict[int, StepValues]:
-        """Return the numbers of independent edits by their own step, from 1."""
-        return {
-            step + 1: cases.step_values(ids, self._answers(ids, logits).values())
-            for step, (ids, (logits,)) in by_step.items()
-        }
 
     def _log_joint(self, answers: EditAnswers) -> None:
         """Log the means of edits trained together, and keep those of the watched ones.
@@ -270,11 +249,6 @@ class Generalization(RelationCallback):
             watched = {key: values[:n] for key, values in answers.values().items()}
             self.state.by_step[step] = cases.step_values(self._watched, watched)
 
-    def latest(self, key: str) -> tuple[int, float]:
-        """Return the last step at which a number was logged, and the number; NaN before."""
-        points = self.history.get(f"{self._prefix}{key}")
-        return points[-1] if points else (-1, math.nan)
-
     def _keyed(self, scalars: Mapping[str, float]) -> dict[str, float]:
         return {f"{self._prefix}{key}": value for key, value in scalars.items()}
 
@@ -286,12 +260,14 @@ class Generalization(RelationCallback):
         ids: Sequence[int] = range(len(self._resolved.edits))
         if self.run.is_independent:
             by_step = self.state.readings_by_step()
+            numbers = {}
             for step, (of_step, (logits,)) in by_step.items():
-                self._log(_by_edit_step(self._answers(of_step, logits).means()), step + 1)
+                answers = self._answers(of_step, logits)
+                self._log(_by_edit_step(answers.means()), step + 1)
+                numbers[step + 1] = cases.step_values(of_step, answers.values())
             ids, answers = self._after_last_step(by_step)
             means = self._keyed(answers.means())
             scalars = {key: value for key, value in means.items() if not math.isnan(value)}
-            numbers = self._independent_steps(by_step)
         else:
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
             self._log_joint(answers)
@@ -310,8 +286,6 @@ class Generalization(RelationCallback):
             ],
             "at_learned": cases.row_at_learned(numbers, references),
         }
-        if self.stop is not None:
-            values["stop_at_leak"] = self.stop.settings()
         skipped = self._resolved.skipped if self.edits is not None else ()
         if self.edits is not None:
             values["skipped"] = skip_counts(skipped)

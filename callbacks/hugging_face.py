@@ -12,7 +12,6 @@ from transformers.trainer_callback import DefaultFlowCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback, periodic_callbacks
-from lincorr_lightning.callbacks.stop_at_leak import StopAtLeak
 from lincorr_lightning.distributed import gather
 
 
@@ -23,11 +22,11 @@ class HuggingFaceCallback(TrainerCallback):
     measures as in a LightningModule. What is logged is in ``trainer.state.log_history``, and in the
     metrics of an evaluation with ``eval_`` before its key, so that ``metric_for_best_model`` and
     ``EarlyStoppingCallback`` (after this one) can name it: they are measured on the weights that
-    are evaluated, after training, too. `StopAtLeak` stops the training. Tables and figures go to a
-    folder below ``output_dir``. The LM must not be sharded; a resumed run measures from its start.
+    are evaluated, after training, too. Tables and figures go to a folder below ``output_dir``. The
+    LM must not be sharded; a resumed run measures from its start.
     """
 
-    def __init__(self, *callbacks: PeriodicCallback | StopAtLeak) -> None:
+    def __init__(self, *callbacks: PeriodicCallback) -> None:
         self.callbacks = callbacks
         self._run: Any = None
         self._module: Any = None
@@ -52,7 +51,6 @@ class HuggingFaceCallback(TrainerCallback):
             train_dataloader=None,
             is_last_batch=False,
             val_check_batch=None,
-            should_stop=False,
             ckpt_path=state.global_step or None,
             fast_dev_run=False,
             is_global_zero=state.is_world_process_zero,
@@ -73,7 +71,6 @@ class HuggingFaceCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._run.global_step = state.global_step
         self._call("on_train_batch_end", None, None, state.global_step)
-        control.should_training_stop |= self._run.should_stop
         self._log(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -223,8 +223,7 @@ class PeriodicCallback(L.Callback):
         self._run = None  # of a run that failed
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         periodic = periodic_callbacks(trainer)
-        last = [each for each in callbacks if getattr(each, "follows_measurements", False)]
-        last += [each for each in callbacks if isinstance(each, Checkpoint)]
+        last = [each for each in callbacks if isinstance(each, Checkpoint)]
         others = [each for each in callbacks if each not in (*periodic, *last)]
         # Weights are measured after other callbacks have changed them, and before they are saved.
         trainer.callbacks = [*others, *periodic, *last]  # type: ignore[attr-defined]

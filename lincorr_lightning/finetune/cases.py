@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, median
@@ -483,29 +483,3 @@ def step_row(step: float, numbers: StepValues, references: Sequence[Hashable]) -
             if key.startswith(CONTROL)
         },
     }
-
-
-def last_steps(
-    by_step: Mapping[int, StepValues], is_over: Callable[[float, float], bool]
-) -> dict[int, int]:
-    """Return the step that counts of each edit, if its steps end once it `is_over`.
-
-    That is its last learned step before the first where `is_over` holds of whether it is learned
-    and of its leak, or that one if it is the first; the last step of an edit that was never
-    learned. What the edit does to its own target does not matter.
-    """
-    steps: dict[int, int] = {}
-    is_learned: set[int] = set()
-    over: set[int] = set()
-    for step, (ids, values) in sorted(by_step.items()):
-        for row, edit in enumerate(ids):
-            learned, leak = float(values[_LEARNED][row]), float(values[LEAK][row])
-            if edit in over or (edit in is_learned and not learned):
-                continue
-            if is_over(learned, leak):
-                over.add(edit)
-            if edit not in is_learned or edit not in over:
-                steps[edit] = step
-            if learned:
-                is_learned.add(edit)
-    return steps
