@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.callbacks.agreement import Agreement
 from lincorr_lightning.callbacks.feature_movement import FeatureMovement
 from lincorr_lightning.callbacks.forecast import Forecast
 from lincorr_lightning.callbacks.generalization import Generalization
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
 
 __all__ = [
-    "Agreement",
     "FeatureMovement",
     "Forecast",
     "Generalization",

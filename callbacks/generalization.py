@@ -53,7 +53,7 @@ class Generalization(RelationCallback):
     at the end as ``edit_step/...``, by their own steps.
 
     If a run has several of these callbacks, the first one has these keys; the others put their
-    relation before their keys, and number their files. Without edits, see `Agreement`.
+    relation before their keys, and number their files.
 
     Args:
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.

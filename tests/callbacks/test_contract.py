@@ -16,7 +16,6 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import (
-    Agreement,
     FeatureMovement,
     Forecast,
     Generalization,
@@ -55,7 +54,6 @@ def every_callback(tmp_path):
         *three_callbacks(),
         FeatureMovement(str(tmp_path / "saes"), "city->country", n_watch=8, every_n_steps=2),
         TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
-        Agreement("city->country", every_n_steps=2),
         Forecast("city->country", naive.EDITS),
     ]
 
@@ -237,9 +235,9 @@ def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit
         trainer = fit(*callbacks)
     keys = [key for callback in callbacks for key in callback.history]
     assert len(keys) == len(set(keys))
-    assert {key.partition("/")[0] for key in callbacks[4].history} == {"features_2"}
+    assert {key.partition("/")[0] for key in callbacks[3].history} == {"features_2"}
     files = {path.stem for path in (run_folder(trainer) / "tables").iterdir()}
-    names = ("feature_movement", "token_geometry", "agreement", "answers", "forecast", "by_step")
+    names = ("feature_movement", "token_geometry", "answers", "forecast", "by_step")
     names = (*names, "cases")
     assert files == {f"{name}{number}" for name in names for number in ("", "_2")}
 

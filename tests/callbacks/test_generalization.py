@@ -8,8 +8,8 @@ import torch
 import yaml
 from lightning.pytorch.loggers import CSVLogger
 
-from lincorr_lightning.callbacks import Agreement, Forecast, Generalization
-from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.callbacks import Forecast, Generalization
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from tests.callbacks import naive
 
@@ -217,25 +217,6 @@ def test_several_relations(small_lm, own_map, tmp_path, painted, fit):
         assert f"{prefix}generalization/generalized" in callback.history
 
 
-def test_agreement_with_the_lm_s_own_source_answer(small_lm, fit):
-    module = naive.Module(small_lm, lr=0.02)
-    states = naive.Loop(module, list(naive.sentences(small_lm))).states
-    subjects = [f"name{i}" for i in range(30)]
-    watch = Agreement("city->country", subjects, every_n_steps=3)
-    fit(watch, module=module)
-    points = dict(watch.history["agreement/city->country"])
-    assert sorted(points) == [0, 3, 4]
-    for step, share in points.items():
-        now = leading(states[step], module.tokenizer, subjects)
-        right = [naive.PLACES[naive.CITIES[i]] for i in now["city"]]
-        agrees = [naive.COUNTRIES[j] == x for j, x in zip(now["country"], right, strict=True)]
-        assert share == pytest.approx(np.mean(agrees))
-        constant = max(right.count(country) for country in naive.COUNTRIES) / len(right)
-        assert dict(watch.history["agreement_constant/city->country"])[step] == constant
-    ends = {"before": points[0], "after": points[4]}
-    assert ends.items() <= watch.results.items() and watch.results["n"] == 30
-
-
 # -- bad input -------------------------------------------------------------------------------------
 
 
@@ -244,7 +225,6 @@ def test_agreement_with_the_lm_s_own_source_answer(small_lm, fit):
     [
         (Generalization, "city->country", None, ConfigError, r"Generalization\.edits is null"),
         (Forecast, "city->country", None, ConfigError, r"Forecast\.edits is null"),
-        (Agreement, "city->color", None, KnowledgeError, "city->color has no reference"),
         (Generalization, None, [("name1", "Pariss")], SubjectsError, "edit 1.*Pariss.*Paris"),
         (Generalization, None, [("unheard", "Oslo")], SubjectsError, "edit 1.*'unheard'"),
     ],
