@@ -46,8 +46,8 @@ class Generalization(RelationCallback):
     ``leak`` and ``specific`` (means by reference), the outcomes ``..._of_learned`` alone, as means
     over distinct references (``macro_...``), and ``constant``, for which the best constant target
     label is right; also ``probability/reference``, ``probability/old_answer``,
-    ``control_unchanged/<knowledge>``, ``paraphrases/source_learned`` and
-    ``neighbours/target_unchanged``, the share of other people whose target stays. Values before the
+    ``control_unchanged/<knowledge>`` and ``neighbours/target_unchanged``, the share of other people
+    whose target stays. Values before the
     first step are of the LM before training, those after the last one of all edits. Of independent
     edits, those in between are of the edits in training on the first device; all of them are logged
     at the end as ``edit_step/...``, by their own steps.
@@ -67,7 +67,6 @@ class Generalization(RelationCallback):
         every_n_steps: Largest number of optimizer steps between two measurements.
         edit_steps: Steps of independent edits, from 1, after which they are measured, beside the
             last; null takes every `every_n_steps`.
-        paraphrases: Other prompts of the source, with ``{}`` for the subject.
         n_others: Number of other people: sampled subjects without an edit, of whom the target is
             measured, too; 0 for none.
         others_kind: Which strings they are, see `EditsDataModule`: ``any`` or ``names``, for
@@ -78,8 +77,8 @@ class Generalization(RelationCallback):
         **options: See `RelationCallback`.
 
     Attributes:
-        results: As in ``results.json`` of a fine-tune; ``paraphrases`` and ``neighbours`` have
-            their shares, and their number ``n``.
+        results: As in ``results.json`` of a fine-tune; ``neighbours`` has its share, and its
+            number ``n``.
         cases: What each edit did.
         others: Subjects without an edit that are measured, too.
     """
@@ -97,7 +96,6 @@ class Generalization(RelationCallback):
         n_watch: int = 16,
         every_n_steps: int = 1,
         edit_steps: list[int] | None = None,
-        paraphrases: list[str] | None = None,
         n_others: int = 8,
         others_kind: SubjectKind = "any",
         seed: int = 0,
@@ -111,16 +109,9 @@ class Generalization(RelationCallback):
         require_one_of("Generalization.others_kind", others_kind, get_args(SubjectKind))
         for step in edit_steps or ():
             require("Generalization.edit_steps", step, at_least=1)
-        for prompt in paraphrases or ():
-            if prompt.count("{}") != 1:
-                raise ConfigError(
-                    f"Generalization.paraphrases {prompt!r} must hold {{}} once, in place of the "
-                    "subject."
-                )
         self.edits = edits
         self.controls = list(cases.CONTROLS if controls is None else controls)
         self.n_watch = n_watch
-        self.paraphrases = paraphrases or []
         self.n_others = n_others
         self.others_kind = others_kind
         self.edit_steps = edit_steps
@@ -136,7 +127,7 @@ class Generalization(RelationCallback):
                 "this run trains each edit of its dataset from the base weights, and only those "
                 "can be measured. Leave Generalization.edits null."
             )
-        self._at = self.measured_relation(self.controls, self.paraphrases)
+        self._at = self.measured_relation(self.controls)
         self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
         self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
         skipped = (row.subject for row in self._resolved.skipped)
@@ -148,7 +139,7 @@ class Generalization(RelationCallback):
         self._watched = range(min(self.n_watch, len(self._resolved.edits)))
         self.map.announce(self._at)
         edits = [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
-        return [*edits, *self.others, *self._at.domains, *self.paraphrases]
+        return [*edits, *self.others, *self._at.domains]
 
     def prepare(self) -> None:
         if self.state.base is None:
@@ -276,11 +267,9 @@ class Generalization(RelationCallback):
         edits = [self._resolved.edits[i] for i in ids]
         weight = self.state.map[0]
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)
-        counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.others)}
         references = [edit.reference for edit in self._resolved.edits]
         values = {
-            **cases.outcome_values(relation.name, answers, self.cases, **counts),
-            "n_others": len(self.others),
+            **cases.outcome_values(relation.name, answers, self.cases, len(self.others)),
             "by_step": [
                 cases.step_row(step, values, references) for step, values in sorted(numbers.items())
             ],

@@ -72,9 +72,9 @@ class RelationCallback(PeriodicCallback):
         self.relation = relation
         self.knowledge_files = knowledge_files
 
-    def measured_relation(self, *more: Sequence[str]) -> "MeasuredRelation":
-        """Return the relation on the LM of the run; `more` are controls and paraphrases."""
-        return MeasuredRelation(self, *more)
+    def measured_relation(self, controls: Sequence[str] = ()) -> "MeasuredRelation":
+        """Return the relation on the LM of the run; `controls` are read, too."""
+        return MeasuredRelation(self, controls)
 
     def watch(self, subjects: Any, n_watch: int, seed: int, least: int = MIN_SUBJECTS) -> None:
         """Keep which subjects are named or sampled; a `ConfigError` if fewer than `least`."""
@@ -97,15 +97,10 @@ class RelationCallback(PeriodicCallback):
 class MeasuredRelation:
     """A relation on the LM of a run: its labels, and readers of its prompts.
 
-    `controls` are kinds of knowledge that are read, too, `paraphrases` other prompts of the source.
+    `controls` are kinds of knowledge that are read, too.
     """
 
-    def __init__(
-        self,
-        callback: RelationCallback,
-        controls: Sequence[str] = (),
-        paraphrases: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, callback: RelationCallback, controls: Sequence[str] = ()) -> None:
         run = self.run = callback.run
         name = callback.relation
         tokenizer = run.cache.lm.tokenizer
@@ -123,7 +118,7 @@ class MeasuredRelation:
         self.tokenized = TokenizedRelation.of(name, catalogue, tokenizer, subwords)
         self.tag = run.tag(callback.study, name)  #: Name of the relation, see `LMRun.tag`.
         #: The prompts that are read, see `edit_domains`.
-        self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer, paraphrases)
+        self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer)
         for domain in self.domains.values():
             run.cache.register_tokens(domain.token_ids)
 

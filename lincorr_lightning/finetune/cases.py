@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CONTROLS = ("color",)  #: Kinds of knowledge that an edit should not change, by default.
 DEFAULT_FORECAST = "causal_inner_product"  #: Name of the forecast by the nearest word.
-_PARAPHRASE = "paraphrases/"
 LEAK = "generalization/leak"
 SPECIFIC = "generalization/specific"
 BY_REFERENCE = (LEAK, SPECIFIC)  #: Numbers that are reported as means by reference.
@@ -50,15 +49,13 @@ def edit_domains(
     controls: Sequence[str],
     catalogue: Catalogue,
     tokenizer: PreTrainedTokenizerBase,
-    paraphrases: Sequence[str] = (),
 ) -> dict[str, Domain]:
     """Return the prompts that an LM is measured at, by their names in `Logits`.
 
-    They are ``source`` and ``target``, the controls, and other wordings of the source. Controls
-    that the vocabulary has no labels for are left out, with a warning.
+    They are ``source`` and ``target``, and the controls, of which those that the vocabulary has no
+    labels for are left out, with a warning.
     """
-    source = relation.source
-    domains = {"source": source, "target": relation.target}
+    domains = {"source": relation.source, "target": relation.target}
     ends = relation.name.split("->")
     for name in controls:
         if name in ends:
@@ -68,9 +65,6 @@ def edit_domains(
             domains[f"{CONTROL}{name}"] = control.target
         except DomainError as error:
             rank_zero_warn(f"{name} is left out of the controls: {error}")
-    for i, template in enumerate(paraphrases):
-        wording = replace(source.knowledge, template=template)
-        domains[f"{_PARAPHRASE}{i}"] = replace(source, knowledge=wording)
     return domains
 
 
@@ -146,10 +140,6 @@ class EditAnswers:
         for name in self.after:
             if name.startswith(CONTROL):
                 values[name] = self.before[name].argmax(1) == self.after[name].argmax(1)
-        wordings = [x.argmax(1) for name, x in self.after.items() if name.startswith(_PARAPHRASE)]
-        if wordings:
-            hits = torch.stack(wordings) == self.labels
-            values["paraphrases/source_learned"] = hits.double().mean(0)
         for side in SIDES:
             if (key := f"others/{side}") in self.after:
                 same = self.before[key] == self.after[key]
@@ -387,9 +377,9 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
 
 
 def outcome_values(
-    relation: str, answers: EditAnswers, cases: Sequence[EditCase], **counts: int
+    relation: str, answers: EditAnswers, cases: Sequence[EditCase], n_others: int
 ) -> dict[str, Any]:
-    """Return what ``results.json`` has of edits; `counts` are numbers of other prompts by group."""
+    """Return what ``results.json`` has of edits; `n_others` is the number of other subjects."""
     groups: dict[str, dict[str, Any]] = {}
     for key, value in answers.means().items():
         group, name = key.split("/", 1)
@@ -414,7 +404,8 @@ def outcome_values(
         "controls": {
             name: {"unchanged": share} for name, share in groups.get(CONTROL[:-1], {}).items()
         },
-        **{group: {**groups[group], "n": n} for group, n in counts.items() if group in groups},
+        "n_others": n_others,
+        **({"neighbours": {**groups["neighbours"], "n": n_others}} if n_others else {}),
         **case_statistics(cases),
     }
 

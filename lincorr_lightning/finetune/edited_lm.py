@@ -252,8 +252,7 @@ def _results(
     if warning:
         rank_zero_warn(warning)
     values: dict[str, Any] = {
-        **edit_outcomes.outcome_values(relation.name, answers, cases, neighbours=n_others),
-        "n_others": n_others,
+        **edit_outcomes.outcome_values(relation.name, answers, cases, n_others),
         "paraphrases": _paraphrases(after),
         "before": {
             "source_learned": number(unedited["generalization/source_learned"]),

@@ -149,7 +149,6 @@ _NAMES = {
     "probability, reference": "p of the right answer",
     "probability, old answer": "p of the answer before",
     "neighbours, target unchanged": "others unchanged",
-    "paraphrases, source learned": "learned in paraphrases",
     "gradient correlation": "of the change",
     "permuted gradient correlation": "W permuted",
     "logit correlation": "of the value",

@@ -50,10 +50,9 @@ def logits(
     knowledge: str,
     subjects: Sequence[str],
     words: Sequence[str] | None = None,
-    template: str = "",
 ) -> np.ndarray:
     """All prompts, of one length, in eval mode: all logits, sliced at labels or other words."""
-    template = template or TEMPLATES[knowledge]
+    template = TEMPLATES[knowledge]
     labels = words or {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
     ids = tokenizer.convert_tokens_to_ids(list(labels))
     rows = tokenizer([template.format(subject) for subject in subjects], return_tensors="pt")

@@ -250,7 +250,6 @@ def test_two_of_a_kind_log_under_names_of_their_own(own_map, every_callback, fit
     [
         (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
         (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
-        (Generalization, {"paraphrases": ["who"]}, "paraphrases 'who'"),
         (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
         (GradientCorrelation, {"subjects": "name1"}, "subjects is 'name1'"),
         (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),

@@ -71,9 +71,7 @@ def test_a_reference_of_an_edit_replaces_that_of_the_relation(fit):
     assert list(count.results["controls"]) == ["country"]
 
 
-# -- other wordings, and subjects without an edit --------------------------------------------------
-
-WORDINGS = ["the city of {} is", "{} lives in"]
+# -- subjects without an edit ----------------------------------------------------------------------
 
 
 def leading(model, tokenizer, subjects):
@@ -81,23 +79,13 @@ def leading(model, tokenizer, subjects):
     return {what: logits.argmax(1) for what, logits in answers.items()}
 
 
-def test_other_wordings_and_neighbours_as_by_hand(small_lm, lessons, own_map, fit):
+def test_neighbours_as_by_hand(small_lm, lessons, own_map, fit):
     module = naive.Module(small_lm, lr=0.02)
     states = naive.Loop(module, list(lessons) * 4).states
-    options = {"paraphrases": WORDINGS, "n_others": 20, "n_watch": 3}
+    options = {"n_others": 20, "n_watch": 3}
     count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder, **options)
-    trainer = fit(count, max_epochs=4, module=module, data=lessons)
+    fit(count, max_epochs=4, module=module, data=lessons)
     subjects = [edit["subject"] for edit in naive.EDITS]
-    taught = [naive.CITIES.index(edit["answer"]) for edit in naive.EDITS]
-    learned = [
-        naive.logits(states[-1], module.tokenizer, "city", subjects, template=wording).argmax(1)
-        == taught
-        for wording in WORDINGS
-    ]
-    expected = {"source_learned": pytest.approx(np.mean(learned)), "n": 2}
-    assert count.results["paraphrases"] == expected
-    logged = trainer.callback_metrics["paraphrases/source_learned"]
-    assert float(logged) == pytest.approx(np.mean(learned))
     assert count.results["n_others"] == len(count.others) == 20
     assert not {*count.others} & {*subjects}
     before, after = (leading(states[i], module.tokenizer, count.others) for i in (0, -1))
