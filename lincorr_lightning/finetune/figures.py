@@ -8,13 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from pandas import DataFrame, concat
+from pandas import DataFrame
 
 from lincorr_lightning.functional import Cause, Outcome
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
 
-_MAX_ENDS = 20  # bars from either end of a long order
 _MAX_LINES = 6  # in a panel
 _MAX_MARKERS = 30
 _MANY_LETTERS = 16  # of a name, with which three do not fit above a panel
@@ -204,37 +203,6 @@ def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
             fontsize=7.5,
             handlelength=1.2,
         )
-    return figure
-
-
-def margins_figure(answers: DataFrame, relation: str) -> Figure:
-    """Draw the margin of each answer's nearest word, the least safe answer at the top.
-
-    `answers` are the distinct rows of the table ``forecast``, the smallest margins first; some have
-    none, where all labels are right.
-    """
-    rows = answers.dropna(subset=["margin"])
-    subtitle = "nearness of the nearest right label minus that of the nearest wrong one"
-    shown = rows
-    if len(rows) > 2 * _MAX_ENDS:
-        shown = concat([rows.head(_MAX_ENDS), rows.tail(_MAX_ENDS)])
-        subtitle += (
-            f"; the {_MAX_ENDS} least safe and the {_MAX_ENDS} safest of {len(rows)} answers"
-        )
-    title = f"Will an edit of {relation} carry over? Margin of the nearest word"
-    figure = plots.new_figure(6.5, 0.19 * len(shown) + 0.9, title, subtitle)
-    axes = figure.add_subplot()
-    places = np.arange(len(shown))
-    for is_right, colour, name in ((False, ORANGE, "wrong"), (True, BLUE, "right")):
-        of_kind = (shown["right"] == is_right).to_numpy()
-        margins = shown["margin"].to_numpy(float)[of_kind]
-        axes.barh(places[of_kind], margins, color=colour, label=f"the nearest word is {name}")
-    plots.plain_axes(axes, "", "margin", "")
-    axes.set_yticks(places, plots.legible(shown["answer"]), fontsize=8)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    if len(shown) < len(rows):
-        axes.axhline(_MAX_ENDS - 0.5, color=GREY, linewidth=1, linestyle=":")
-    plots.legend_below(figure, [axes])
     return figure
 
 

@@ -24,7 +24,7 @@ from lincorr_lightning.functional import macro_mean, risk
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Mean, Table, column, number
 from lincorr_lightning.study import Study, without_chat
 
@@ -84,9 +84,6 @@ def forecast_results(
     name: str, words: Sequence[NearestWord], relation: str, skipped: Sequence[RawEdit] = ()
 ) -> Results:
     """Return the results of a forecast; `skipped` are the rows of a file that are no edit."""
-    # matplotlib takes long to import, and not every run draws.
-    from lincorr_lightning.finetune.figures import margins_figure
-
     right = [float(word.right) for word in words]
     note = (
         "margin: nearness (the cosine in the LM's head) of the nearest right label minus that of "
@@ -121,12 +118,10 @@ def forecast_results(
             "macro": macro_mean(right, [word.reference for word in words]),
         },
     }
-    caption = f"The margin by which the nearest word of each answer of {relation} is right."
     return Results(
         name,
         values,
         tables=[answers, forecast, *skipped_tables(skipped)],
-        figures=[Figure("forecast", caption, margins_figure, [answers], {"relation": relation})],
         verdict=forecast_verdict(values, frame.to_dict("records")),
     )
 

@@ -14,13 +14,11 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import Edit, ListedEdits, plan_edits
-from lincorr_lightning.finetune.figures import margins_figure
 from lincorr_lightning.finetune.forecasts import NearestWord, forecast_edits, forecast_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.figure_checks import assert_legible
 from tests.nearness import causal_nearness
 from tests.toys import save_toy_lm
 
@@ -73,22 +71,6 @@ def test_results_are_shares_of_the_words_and_the_least_safe_answers_first():
     assert headline.frame["n_edits"].sum() == expected["size"].sum()
 
 
-def test_the_figure_has_both_ends_of_a_long_order(relation):
-    answers = [f"a long name of a city {i}" for i in range(60)]
-    frame = pd.DataFrame({"answer": answers, "margin": np.linspace(-0.5, 0.2, 60)})
-    frame["right"] = frame["margin"] > 0
-    for rows, shown in ((frame, [*range(20), *range(40, 60)]), (frame[:7], range(7))):
-        figure = margins_figure(rows, relation.name)
-        assert_legible(figure)
-        (axes,) = figure.axes
-        wrong, right = axes.containers
-        drawn = {round(bar.get_y() + bar.get_height() / 2): bar for bar in (*wrong, *right)}
-        margins = [drawn[place].get_width() for place in range(len(shown))]
-        assert margins == pytest.approx(frame["margin"][list(shown)].tolist())
-        assert all(bar.get_width() > 0 for bar in right)
-        assert all(bar.get_width() <= 0 for bar in wrong)
-
-
 # -- lincorr predict ---------------------------------------------------------------------------
 
 
@@ -124,7 +106,6 @@ def test_no_lm_is_built_for_a_forecast(architecture, dtype, tmp_path):
     assert results["lm"].keys() == {"name_or_path", "dtype", "fingerprint", "n_parameters"}
     assert results["lm"]["fingerprint"].keys() == {"tokenizer", "dtype", "weights"}
     assert (results["lm"]["dtype"], results["lm"]["n_parameters"]) == (dtype, head.size)
-    assert results["figures"][0]["name"] == "forecast"
 
 
 def test_planned_edits_take_the_answers_in_turn(lm, small_lm, tmp_path):
