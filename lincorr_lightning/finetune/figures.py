@@ -1,6 +1,5 @@
 """Figures of edits, from their tables: what they did, W of their references, moves of states."""
 
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,8 +14,6 @@ from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
 
 _MAX_LINES = 6  # in a panel
-_MAX_MARKERS = 30
-_MANY_LETTERS = 16  # of a name, with which three do not fit above a panel
 _OUTCOME_COLOURS: dict[str, str] = {Outcome.GENERALIZED: BLUE, Outcome.HALLUCINATED: ORANGE}
 
 
@@ -142,68 +139,24 @@ def by_step_figure(steps: DataFrame, relation: str, nulls: Mapping[str, float]) 
     )
 
 
-_NAMES = {
-    "source learned": "learned",
-    "leak": "said of others",
-    "probability, reference": "p of the right answer",
-    "probability, old answer": "p of the answer before",
-    "neighbours, target unchanged": "others unchanged",
-    "gradient correlation": "of the change",
-    "permuted gradient correlation": "W permuted",
-    "logit correlation": "of the value",
-}
-_NOT_DRAWN = re.compile(r".*(/macro_.*|_of_learned|/constant|/right_before)")
-
-
-def _line_of(key: str, relation: str) -> tuple[str, str]:
-    """Return the panel of a log key, and the name of its line."""
-    own, name = re.findall(r"^(?:([^/]+->[^/]+)/)?(?:edit_step/)?(?:generalization/)?(.*)", key)[0]
-    group, _, last = name.rpartition("/")
-    about = own or relation
-    if "correlation" in group:  # these keys end with the relation
-        return f"r, {last}", _NAMES[group.replace("_", " ")]
-    line = ", ".join(name.replace("_", " ").split("/"))
-    if not group:
-        return f"share of edits, {about}", _NAMES.get(line, line)
-    if group == "control_unchanged":
-        return f"share or probability, {about}", f"{last} unchanged"
-    if line in _NAMES:
-        return f"share or probability, {about}", _NAMES[line]
-    return group, last
+# Log keys of means that the table ``outcomes`` has, and where they stand in a figure's panels.
+_NOT_DRAWN = r"macro_|_of_learned|constant|right_before"
+_PANELS = (
+    (r"^edit_step/|generalization/", ""),
+    (r"^(\w*correlation)/(.*)", r"r of \2/\1"),
+    (r"^([^/]*)$", r"share of edits/\1"),
+)
 
 
 def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
     """Draw what was logged in the course of training, from the table ``training``."""
-    panels: dict[str, dict[str, DataFrame]] = {}
-    for key, points in history.groupby("number", sort=False):
-        if len(points) > 1 and not _NOT_DRAWN.fullmatch(f"/{key}"):
-            panel, line = _line_of(str(key), relation)
-            panels.setdefault(panel, {})[line] = points.sort_values("step")
-    n_columns = 1 if len(panels) == 1 else 2
-    n_rows = max(-(-len(panels) // 2), 1)
+    of_number = history.groupby("number")["step"].transform("size")
+    drawn = history[(of_number > 1) & ~history["number"].str.contains(_NOT_DRAWN)]
+    keys = drawn["number"]
+    for pattern, panel in _PANELS:
+        keys = keys.str.replace(pattern, panel, regex=True)
     title = f"Training on edits of {relation}"
-    figure = plots.new_figure(4.2 * n_columns, 2.8 * n_rows, title, subtitle)
-    grid = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    for axes, (panel, lines) in zip(grid, panels.items(), strict=False):
-        drawn = zip(lines.items(), plots.PALETTE[:_MAX_LINES], strict=False)
-        for (name, points), colour in drawn:
-            style = {"color": colour, "marker": "o" if len(points) < _MAX_MARKERS else ""}
-            label = plots.legible([name])[0]
-            axes.plot(points["step"], points["value"], label=label, markersize=3.5, **style)
-        plots.plain_axes(axes, "", "optimizer step", plots.legible([panel], 40)[0])
-        if panel.startswith(("share", "r,")):
-            axes.set_ylim((-0.02, 1.02) if panel.startswith("share") else (-1.02, 1.02))
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(-0.02, 1.0),
-            ncols=3 if max(map(len, lines)) < _MANY_LETTERS else 2,
-            frameon=False,
-            fontsize=7.5,
-            handlelength=1.2,
-        )
-    return figure
+    return plots.training_curves(drawn.assign(key=keys), title, subtitle)
 
 
 # Arms that are drawn, and what they are called.
