@@ -48,7 +48,6 @@ SETTINGS = (
     "--data.n_edits=150",
 )
 SEEDS = ("seed_everything", "data.seed", "model.adapter.seed")
-RESPONSE = "generalized"
 MAPS = {"W": "W", "W0": "W0", "nearest": NEAREST}
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 
@@ -62,12 +61,11 @@ def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False
     edits = callback.edits
     if keep_states:
         save_states(edits, path.with_name(STATES))
-    shares = edits.by_reference(edits.answers(edits.after)[RESPONSE])
+    shares = edits.by_reference(edits.generalized(edits.after))
     content = {
         "options": [*SETTINGS, *options],
         **callback.results,
-        "effects": [row for row in callback.results["effects"] if row["response"] == RESPONSE],
-        RESPONSE: float(shares.mean()),
+        "generalized": float(shares.mean()),
     }
     common.write_numbers(path, content)
 
@@ -127,8 +125,7 @@ def removals(edits: EditStates) -> dict[str, str]:
     beyond_row = normalize(w - component(w, row), dim=-1)
 
     def share(part: Tensor) -> Tensor:
-        answers = edits.answers((states - part) @ space.to_logits.T)
-        return edits.by_reference(answers[RESPONSE])
+        return edits.by_reference(edits.generalized((states - part) @ space.to_logits.T))
 
     nothing, of_w, of_w0 = along(change), along(change, w), along(change, w0)
     both = along(change, w0, w)
@@ -193,7 +190,7 @@ def taken_out(edits: EditStates) -> dict[str, Estimate]:
 
     def share(*arms: str) -> Tensor:
         logits = (states - along(change, *(of[arm] for arm in arms))) @ edits.space.to_logits.T
-        return edits.by_reference(edits.answers(logits)[RESPONSE])
+        return edits.by_reference(edits.generalized(logits))
 
     base = share()
     alone = {arm: share(arm) for arm in of}
@@ -223,7 +220,7 @@ def doses(folder: Path) -> pd.DataFrame:
     logit_rows = pd.DataFrame(moves.dose_rows(of_logits)).query("part == 'own'")
     logit_rows["part"] = "own, of logits"
     rows = pd.concat([pd.DataFrame(moves.dose_rows(states)), logit_rows])
-    rows = rows[rows["response"] == RESPONSE].drop(columns=["response", "mean"])
+    rows = rows.drop(columns="mean")
     rows.insert(0, "lm", folder.name)
     return rows
 
@@ -283,7 +280,7 @@ def write_tables(output: Path) -> None:
         cells = own.pivot_table("effect", "arm", "lm", common.mean_interval)
         cells = cells.loc[first["arm"].unique(), [lm.name for lm in lms]]
         for lm in lms:
-            shares = [common.read_numbers(run)[RESPONSE] for run in lm.glob("causal*.json")]
+            shares = [common.read_numbers(run)["generalized"] for run in lm.glob("causal*.json")]
             cells.loc["none: generalized edits", lm.name] = common.mean_interval(shares)
         given = pd.DataFrame({lm.name: removals(read_states(lm / STATES)) for lm in lms})
         names = {"causal_own": cells, "causal_given": given}

@@ -176,9 +176,7 @@ def interventions_figure(doses: DataFrame, relation: str, n: int) -> Figure:
 
     `n` is the number of edits. Bands, for W and W₀, are 95 % intervals of what a move adds.
     """
-    frame = doses[
-        (doses["response"] == "generalized") & doses["part"].isin(_PARTS) & doses["arm"].isin(_ARMS)
-    ]
+    frame = doses[doses["part"].isin(_PARTS) & doses["arm"].isin(_ARMS)]
     ends = ["effect_low", "effect_high"]
     bands = frame[ends].add(frame["mean"] - frame["effect"], axis=0).clip(0, 1)
     bands[~frame["arm"].isin(["W", "W0"])] = np.nan

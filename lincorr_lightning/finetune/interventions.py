@@ -3,7 +3,6 @@
 Beyond the paper, whose correlations do not say what causes an edit's target answer.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lincorr_lightning.finetune.verdict import interventions_verdict
-from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.functional.significance import named_interval
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, column
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 N_DRAWS = 8  # of what is random
-PARTS = ("own", "change", "state", "only")  #: What is moved, see `EditStates.responses`.
+PARTS = ("own", "change", "state", "only")  #: What is moved, see `EditStates.moved`.
 W = "W"
 
 
@@ -113,14 +111,14 @@ class EditStates:
     references: Sequence[str]
     weights: Mapping[str, Tensor]
 
-    def responses(self, part: str, arm: str) -> dict[str, Tensor]:
-        """Return `answers` after moves of ``STRENGTHS``, ``(n_strengths, n)``, means over draws.
+    def moved(self, part: str, arm: str) -> tuple[Tensor, Tensor]:
+        """Return target logits after moves, ``(n_strengths, n_draws, n, n_target)``, and the share.
 
         Of a vector v, the component along the arm's direction is taken out of the state after the
         edit, where v is that state (``state``) or its change by the edit (``change``); or it alone
         is added to the state before the edit, where v is the change (``only``). At strength 1 the
         move is as long, in any direction, as the component of v along that of W; of the change also
-        as its ``own``. ``share`` is that of v's squared length along the direction.
+        as its ``own``. The share is that of v's squared length along the direction, ``(n,)``.
         """
         before = self.before @ self.space.to_states
         after = self.after @ self.space.to_states
@@ -131,28 +129,16 @@ class EditStates:
         component = (v * along).sum(-1)
         length = component.abs() if part == "own" else (v * along_w).sum(-1).abs()
         moves = torch.where(component < 0, -sign, sign)[..., None] * length[..., None] * along
+        states = torch.stack([base + strength * moves for strength in STRENGTHS])
         share = (component.square() / v.square().sum(-1)).nan_to_num().mean(0)
-        rows: dict[str, list[Tensor]] = defaultdict(list)
-        for strength in STRENGTHS:
-            moved = [(base + strength * move) @ self.space.to_logits.T for move in moves]
-            draws = [self.answers(logits) for logits in moved]
-            for name in draws[0]:
-                rows[name].append(torch.stack([draw[name] for draw in draws]).mean(0))
-            rows["share"].append(share)
-        return {name: torch.stack(values) for name, values in rows.items()}
+        return states @ self.space.to_logits.T, share
 
-    def answers(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return, ``(n,)`` each, what target logits, ``(n, n_target)``, make of the edits.
-
-        Whether the answer is generalized, or hallucinated, and the probability of the reference.
-        """
-        codes = outcome_codes(self.before.argmax(1), logits.argmax(1), self.reference_mask)
-        p = logits.softmax(1)
-        return {
-            "generalized": (codes == Outcome.GENERALIZED.code).double(),
-            "hallucinated": (codes == Outcome.HALLUCINATED.code).double(),
-            "p reference": (p * self.reference_mask).sum(1),
-        }
+    def generalized(self, logits: Tensor) -> Tensor:
+        """Return which edits generalize by target logits ``(..., n, n_target)``, ``(..., n)``."""
+        was_right = self.reference_mask.gather(1, self.before.argmax(1, keepdim=True))[:, 0]
+        winners = logits.argmax(-1, keepdim=True)
+        is_right = self.reference_mask.expand(logits.shape).gather(-1, winners)[..., 0]
+        return (is_right & ~was_right).double()
 
     def by_reference(self, values: Tensor) -> Tensor:
         """Return the means over the edits of each reference, ``(..., n_references)``."""
@@ -162,36 +148,31 @@ class EditStates:
 
 
 def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
-    """Return a row per part, arm, response and strength, with 95 % intervals over references.
+    """Return a row per part, arm and strength, with 95 % intervals over references.
 
-    `effect` is what the move adds to the response, and `w_minus` that of W's arm minus it.
+    `mean` is the share of generalized edits, `effect` is what the move adds to it, and `w_minus`
+    that of W's arm minus it.
     """
     rows: list[dict[str, Any]] = []
     for part in PARTS:
-        by_arm = {
-            arm: {
-                response: edits.by_reference(values)
-                for response, values in edits.responses(part, arm).items()
+        by_arm = {}
+        shares = {}
+        for arm in edits.weights:
+            logits, shares[arm] = edits.moved(part, arm)
+            by_arm[arm] = edits.by_reference(edits.generalized(logits).mean(1))
+        rows += [
+            {
+                "part": part,
+                "arm": arm,
+                "strength": strength,
+                "mean": float(moved.mean()),
+                **named_interval("effect", moved - values[0]),
+                **named_interval("w_minus", moved_by_w - moved),
+                **named_interval("share", edits.by_reference(shares[arm])),
             }
-            for arm in edits.weights
-        }
-        for arm, responses in by_arm.items():
-            share = named_interval("share", responses.pop("share")[0])
-            for response, values in responses.items():
-                of_w = by_arm[W][response]
-                rows += [
-                    {
-                        "part": part,
-                        "arm": arm,
-                        "response": response,
-                        "strength": strength,
-                        "mean": float(moved.mean()),
-                        **named_interval("effect", moved - values[0]),
-                        **named_interval("w_minus", moved_by_w - moved),
-                        **share,
-                    }
-                    for strength, moved, moved_by_w in zip(STRENGTHS, values, of_w, strict=True)
-                ]
+            for arm, values in by_arm.items()
+            for strength, moved, moved_by_w in zip(STRENGTHS, values, by_arm[W], strict=True)
+        ]
     return rows
 
 
@@ -202,8 +183,7 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
 
     rows = dose_rows(edits)
     at_one = [row for row in rows if row["strength"] == 1]
-    key = {"part": "own", "response": "generalized"}
-    shown = [row for row in at_one if key.items() <= row.items()]
+    shown = [row for row in at_one if row["part"] == "own"]
     n = len(edits.before)
     values = {
         "relation": relation,

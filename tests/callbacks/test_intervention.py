@@ -9,7 +9,7 @@ import torch
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.finetune.interventions import EditStates, TargetSpace
+from lincorr_lightning.finetune.interventions import STRENGTHS, EditStates, TargetSpace
 from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
 from tests.callbacks import naive
 from tests.toys import save_toy_lm
@@ -106,12 +106,15 @@ def test_moves_are_those_of_the_hidden_states(run):
                     found["p"][right].append(p[right] / p.sum())
                     shown = np.linalg.pinv(u) @ u @ v
                     found["share"][right].append((v @ along) ** 2 / (shown @ shown))
-                own = rows[rows["strength"] == strength].set_index("response")
+                (own,) = rows[rows["strength"] == strength].to_dict("records")
                 means = {k: np.mean([np.mean(x) for x in one.values()]) for k, one in found.items()}
                 where = part, arm, strength
-                assert own["mean"]["generalized"] == pytest.approx(means["hit"]), where
-                assert own["mean"]["p reference"] == pytest.approx(means["p"], abs=1e-4), where
-                assert own["share"]["p reference"] == pytest.approx(means["share"], rel=1e-3), where
+                assert own["mean"] == pytest.approx(means["hit"]), where
+                assert own["share"] == pytest.approx(means["share"], rel=1e-3), where
+                (moved,) = watch.edits.moved(part, arm)[0][STRENGTHS.index(strength)]
+                p = (moved.softmax(1) * watch.edits.reference_mask).sum(1)
+                p = watch.edits.by_reference(p).mean()
+                assert float(p) == pytest.approx(means["p"], abs=1e-4), where
     zero, one = (doses[doses["strength"] == x].reset_index()["mean"] for x in (0, 1))
     effects = doses[doses["strength"] == 1].reset_index()
     assert np.allclose(effects["effect"], one - zero)
@@ -162,19 +165,17 @@ def test_draws_are_averaged():
     def states(weights):
         return EditStates(space, before, after, mask, names, weights)
 
-    together = states({"W": draws[:1], "drawn": draws}).responses("change", "drawn")
-    alone = [
-        states({"W": draws[:1], "drawn": one[None]}).responses("change", "drawn") for one in draws
-    ]
-    for name, values in together.items():
-        assert torch.allclose(values, sum(one[name] for one in alone) / 3)
+    together = states({"W": draws[:1], "drawn": draws}).moved("change", "drawn")
+    alone = [states({"W": draws[:1], "drawn": one[None]}).moved("change", "drawn") for one in draws]
+    assert torch.allclose(together[0], torch.cat([logits for logits, _ in alone], 1))
+    assert torch.allclose(together[1], sum(share for _, share in alone) / 3)
     change = (after - before).numpy()
     u = (head - head.mean(0)).numpy()
     along = draws[0].numpy() @ u
     along /= np.linalg.norm(along, axis=1, keepdims=True)
     shown = change @ np.linalg.pinv(u).T
     share = np.sum(shown * along, 1) ** 2 / np.sum(shown**2, 1)
-    assert np.allclose(alone[0]["share"][0].numpy(), share)
+    assert np.allclose(alone[0][1].numpy(), share)
 
 
 def test_edits_that_are_not_learned(small_lm, run):
