@@ -86,7 +86,7 @@ class FeatureMovement(RelationCallback):
         self.saes = saes
 
     def open(self) -> Iterable[str]:
-        self._at = self.measured_relation()
+        self.resolve_relation()
         lm = self.run.cache.lm
         saes = load_saes(self.saes, lm)
         check_fit(saes.values(), lm)
@@ -94,8 +94,8 @@ class FeatureMovement(RelationCallback):
             hook_point: sae.folded().requires_grad_(False).to(lm.model.device)
             for hook_point, sae in saes.items()
         }
-        chosen = self.subjects or self._at.edited_subjects[: self.n_watch]
-        chosen = chosen or self._at.sample_subjects(self.n_watch, self.seed)
+        chosen = self.subjects or self.edited_subjects[: self.n_watch]
+        chosen = chosen or self.sample_subjects(self.n_watch, self.seed)
         self._watched = list(dict.fromkeys(chosen))
         return self._watched
 
@@ -105,7 +105,7 @@ class FeatureMovement(RelationCallback):
 
     def _activations(self) -> dict[str, Tensor]:
         """Return those of the source prompts, then of the target prompts, by hook point."""
-        relation = self._at.tokenized
+        relation = self.tokenized
         cache = self.run.cache
         prompts = relation.source_prompts(self._watched) + relation.target_prompts(self._watched)
         context = cache.contexts([self.adapter_id] * len(prompts))
@@ -162,7 +162,7 @@ class FeatureMovement(RelationCallback):
             self.study,
             sorted(self.state.moved, key=lambda row: -row["step"]),
             MovedFeature,
-            f"Features that moved most on the prompts of {self._at.tag}, the last step first",
+            f"Features that moved most on the prompts of {self.tag}, the last step first",
             "became active, became inactive: share of the prompts",
         )
         return Results(self.name, self.state.values, tables=[table])

@@ -51,15 +51,15 @@ class Forecast(RelationCallback):
         self.edits = edits
 
     def open(self) -> Iterable[str]:
-        self._at = self.measured_relation()
-        self._resolved = self._at.resolve_edits(self.edits, "Forecast.edits")
+        self.resolve_relation()
+        self._resolved = self.resolve_edits(self.edits, "Forecast.edits")
         self.run.measured.update(self._resolved.subjects)
         return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
     def prepare(self) -> None:
         if not self.state.words:
-            by_answer = nearness(self.run.nearest_words, self._at.tokenized)
-            words = forecast_edits(by_answer, self._resolved.edits, self._at.tokenized)
+            by_answer = nearness(self.run.nearest_words, self.tokenized)
+            words = forecast_edits(by_answer, self._resolved.edits, self.tokenized)
             self.state.words = [asdict(word) for word in words]
 
     def measure(self) -> None:
@@ -71,5 +71,5 @@ class Forecast(RelationCallback):
 
     def finish(self) -> Results:
         words = [NearestWord(**word) for word in self.state.words]
-        name = self._at.tokenized.name
+        name = self.tokenized.name
         return forecast_results(self.name, words, name, self._resolved.skipped)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationState
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch
@@ -116,7 +116,7 @@ class Generalization(RelationCallback):
         self.others_kind = others_kind
         self.edit_steps = edit_steps
         self.seed = seed
-        self.map = RelationMap("Generalization", linear_map, ridge, n_subjects)
+        self.fit_by(linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
         self.others: list[str] = []
 
@@ -127,29 +127,29 @@ class Generalization(RelationCallback):
                 "this run trains each edit of its dataset from the base weights, and only those "
                 "can be measured. Leave Generalization.edits null."
             )
-        self._at = self.measured_relation(self.controls)
-        self._prefix = "" if self.name == self.study else f"{self._at.tag}/"
-        self._resolved = self._at.resolve_edits(self.edits, "Generalization.edits")
+        self.resolve_relation(self.controls)
+        self._prefix = "" if self.name == self.study else f"{self.tag}/"
+        self._resolved = self.resolve_edits(self.edits, "Generalization.edits")
         skipped = (row.subject for row in self._resolved.skipped)
-        edited = {*self._resolved.subjects, *self._at.edited_subjects, *skipped}
+        edited = {*self._resolved.subjects, *self.edited_subjects, *skipped}
         self.others = sample_up_to(
             run.cache.lm.tokenizer, self.n_others, edited, self.seed + 1, self.others_kind
         )
         run.measured.update(edited)
         self._watched = range(min(self.n_watch, len(self._resolved.edits)))
-        self.map.announce(self._at)
+        self.announce_map()
         edits = [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
-        return [*edits, *self.others, *self._at.domains]
+        return [*edits, *self.others, *self.domains]
 
     def prepare(self) -> None:
         if self.state.base is None:
-            self.state.nearness = nearness(self.run.nearest_words, self._at.tokenized)
+            self.state.nearness = nearness(self.run.nearest_words, self.tokenized)
             everyone = range(len(self._resolved.edits))
             self.state.base = self._read(self._joint_queries(everyone), len(everyone))
-            self.state.map = self.map.fit(self._at)
+            self.state.map = self.fit_map()
 
     def _joint_queries(self, ids: Sequence[int]) -> dict[str, list[Query]]:
-        queries = self._at.queries([self._resolved.subjects[i] for i in ids])
+        queries = self.queries([self._resolved.subjects[i] for i in ids])
         return self._with_others(queries, [None])
 
     def _with_others(
@@ -157,7 +157,7 @@ class Generalization(RelationCallback):
     ) -> dict[str, list[Query]]:
         """Add the target of the other people, in each of some adapters."""
         ids = [adapter_id for adapter_id in adapter_ids for _ in self.others]
-        of_others = self._at.queries(self.others * len(adapter_ids), ids)["target"]
+        of_others = self.queries(self.others * len(adapter_ids), ids)["target"]
         return {**queries, "target": [*queries["target"], *of_others]}
 
     def _read(self, queries: Mapping[str, Sequence[Query]], n: int) -> Logits:
@@ -165,7 +165,7 @@ class Generalization(RelationCallback):
 
         They come after the edits, once, or for each of them.
         """
-        logits = self._at.read(queries)
+        logits = self.read(queries)
         of_edits = {name: part[:n] for name, part in logits.items()}
         if self.others and n:
             leading = logits["target"][n:].argmax(1).view(-1, len(self.others))
@@ -180,10 +180,10 @@ class Generalization(RelationCallback):
         if edits is None:
             self._queries = self._joint_queries(self._watched)
         else:
-            queries = self._at.edit_queries(edits)
+            queries = self.edit_queries(edits)
             self._queries = self._with_others(queries, range(len(edits.edits)))
         if self.is_due(self.run.next_step, edits):
-            self._at.prefetch(self._queries)
+            self.prefetch(self._queries)
 
     def is_due(self, step: int, edits: EditBatch | None = None) -> bool:
         if edits is None or self.edit_steps is None:
@@ -263,7 +263,7 @@ class Generalization(RelationCallback):
             answers = self._answers(ids, self._read(self._joint_queries(ids), len(ids)))
             self._log_joint(answers)
             numbers = self.state.by_step
-        relation = self._at.tokenized
+        relation = self.tokenized
         edits = [self._resolved.edits[i] for i in ids]
         weight = self.state.map[0]
         self.cases = cases.edit_cases(relation, edits, answers, weight, self.state.nearness)

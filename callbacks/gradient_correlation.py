@@ -9,12 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation import (
-    MIN_SUBJECTS,
-    RelationCallback,
-    RelationMap,
-    RelationState,
-)
+from lincorr_lightning.callbacks.relation import MIN_SUBJECTS, RelationCallback, RelationState
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
 from lincorr_lightning.finetune.verdict import gradients_verdict
@@ -86,25 +81,25 @@ class GradientCorrelation(RelationCallback):
     ) -> None:
         super().__init__(relation, every_n_steps=every_n_steps, **options)
         self.watch(subjects, n_watch, seed)
-        self.map = RelationMap("GradientCorrelation", linear_map, ridge, n_subjects)
+        self.fit_by(linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
-        self._at = self.measured_relation()
-        chosen = self.subjects or self._at.edited_subjects
-        chosen = chosen or self._at.sample_subjects(self.n_watch, self.seed)
+        self.resolve_relation()
+        chosen = self.subjects or self.edited_subjects
+        chosen = chosen or self.sample_subjects(self.n_watch, self.seed)
         self.run.measured.update(chosen)
-        self.map.announce(self._at)
+        self.announce_map()
         subjects = list(dict.fromkeys(chosen))[: self.n_watch]
-        self._watched = self._at.queries(subjects)
+        self._watched = self.queries(subjects)
         self._is_resumed = self.run.trainer.ckpt_path is not None
         return subjects
 
     def prepare(self) -> None:
         self._warn_about_half_precision()
         if self.state.map is None:
-            if self._at.edited_subjects:
-                self.state.base = self._at.read(self._at.queries(self._at.edited_subjects))
-            self.state.map = self.map.fit(self._at)
+            if self.edited_subjects:
+                self.state.base = self.read(self.queries(self.edited_subjects))
+            self.state.map = self.fit_map()
 
     def _warn_about_half_precision(self) -> None:
         lm = self.run.cache.lm
@@ -123,7 +118,7 @@ class GradientCorrelation(RelationCallback):
     def measure(self) -> None:
         """Log r of the logits before training; ΔF has no r yet."""
         is_independent = self.run.is_independent
-        logits = self.state.base if is_independent else self._at.read(self._watched)
+        logits = self.state.base if is_independent else self.read(self._watched)
         numbers = dict.fromkeys(_NAMES, math.nan) | {"logit_correlation": self._logit_r(logits)}
         self.log_scalars(self._named(numbers))
         if is_independent:
@@ -134,7 +129,7 @@ class GradientCorrelation(RelationCallback):
         """Keep the last step's number: weights between two updates have none."""
 
     def _named(self, numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-        return {f"{prefix}{name}/{self._at.tag}": numbers[name] for name in _NAMES}
+        return {f"{prefix}{name}/{self.tag}": numbers[name] for name in _NAMES}
 
     def before_batch(self, edits: EditBatch | None) -> None:
         """Record the logits before the step, and announce what is read after it."""
@@ -144,13 +139,13 @@ class GradientCorrelation(RelationCallback):
             is_due = self.state.last_measured is None or self.is_due(run.next_step)
             is_next_due = self.is_due(run.next_step + run.max_updates_per_batch)
         else:
-            self._queries = self._at.edit_queries(edits)
+            self._queries = self.edit_queries(edits)
             is_due = edits.step % self.every_n_steps == 0
             is_next_due = (edits.step + 1) % self.every_n_steps == 0 and not edits.last
         self._before = self._read_before(edits) if is_due else None
         self._is_resumed = False
         if is_due or is_next_due:
-            self._at.prefetch(self._queries)
+            self.prefetch(self._queries)
 
     def _read_before(self, edits: EditBatch | None) -> Logits:
         if edits is not None and edits.first:
@@ -158,14 +153,14 @@ class GradientCorrelation(RelationCallback):
         # A resumed run would read them in another batch, which changes their rounding.
         if self._is_resumed and self.state.last is not None and self.state.last[0] == self.run.step:
             return self.state.last[1]
-        return self._at.read(self._queries)
+        return self.read(self._queries)
 
     def after_update(self, edits: EditBatch | None) -> None:
         """Measure the step's update, if the logits before it are known."""
         if self._before is None:
             return
         step = self.run.step
-        after = self._at.read(self._queries)
+        after = self.read(self._queries)
         self.state.last = step, after
         if edits is not None:
             self.state.keep(edits, self._before, after)
@@ -196,23 +191,23 @@ class GradientCorrelation(RelationCallback):
         if by_step:
             numbers = self._over_edits(by_step)
             # Independent edits have no common step before the end of training.
-            tag = self._at.tag
+            tag = self.tag
             scalars = {f"{k}/{tag}": r for k, r in numbers.items() if "correlation" in k}
         else:
             rows = [[step[name] for name in _NAMES] for step in self.state.steps]
             steps = torch.tensor(rows, dtype=torch.float64).view(-1, len(_NAMES))
             numbers = dict(zip(_NAMES, steps.nanmean(0).tolist(), strict=True))
             numbers["n_updates"] = len(rows)
-            r = self._logit_r(self._at.read(self._watched))
-            self.log_scalars({f"logit_correlation/{self._at.tag}": r})
+            r = self._logit_r(self.read(self._watched))
+            self.log_scalars({f"logit_correlation/{self.tag}": r})
         values = {
-            "relation": self._at.tokenized.name,
+            "relation": self.tokenized.name,
             **{name: number(value) for name, value in sorted(numbers.items())},
             "ridge": self.state.map[2],
         }
-        caption = f"r per answer between W · ΔF_source and ΔF_target of {self._at.tag} by step"
+        caption = f"r per answer between W · ΔF_source and ΔF_target of {self.tag} by step"
         tables = [self.history_table(caption)]
-        verdict = gradients_verdict({self._at.tag: values})
+        verdict = gradients_verdict({self.tag: values})
         return Results(self.name, values, scalars, tables=tables, verdict=verdict)
 
     def _over_edits(

@@ -7,12 +7,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation import (
-    RelationCallback,
-    RelationMap,
-    RelationState,
-    at_source_prompt,
-)
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationState, at_source_prompt
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.batches import EditBatch
@@ -68,7 +63,7 @@ class Intervention(RelationCallback):
     ) -> None:
         super().__init__(relation, **options)
         self.seed = seed
-        self.map = RelationMap("Intervention", None, "auto", n_subjects)
+        self.fit_by(None, "auto", n_subjects)
 
     @property
     def maps(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -78,32 +73,32 @@ class Intervention(RelationCallback):
     def open(self) -> Iterable[str]:
         run = self.run
         lm = run.cache.lm
-        self._at = self.measured_relation()
+        self.resolve_relation()
         if not run.is_independent or run.dataset.training.method != "lora":
             raise ConfigError(
-                f"Intervention needs independent edits of the source of {self._at.tag}, with LoRA. "
+                f"Intervention needs independent edits of the source of {self.tag}, with LoRA. "
                 "Set model.protocol independent and model.method lora, and use EditsDataModule."
             )
-        self._resolved = self._at.resolve_edits(None, "Intervention.edits")
+        self._resolved = self.resolve_edits(None, "Intervention.edits")
         if not lm.has_linear_head:
             raise ConfigError(
                 "Intervention needs logits that are products of states and of the head's rows, and "
                 f"{type(lm.model).__name__} scales, caps or shifts them. Take another LM."
             )
-        self._w0 = at_source_prompt(self._at.tokenized)
-        self.map.announce(self._at)
-        run.announce(JointLayout.of_relation(self._w0), self.map.n_subjects)
+        self._w0 = at_source_prompt(self.tokenized)
+        self.announce_map()
+        run.announce(JointLayout.of_relation(self._w0), self.n_subjects)
         return [f"{edit.subject}: {edit.answer}" for edit in self._resolved.edits]
 
     def prepare(self) -> None:
         if self.state.maps:
             return
         run = self.run
-        name = self._at.tokenized.name
-        self.state.base = self._at.read(self._at.queries(self._resolved.subjects))
-        weight, bias, ridge = self.map.fit(self._at)
-        plain = self.map.fit(self._at, 0.0)
-        subjects = run.fit_subjects(self.map.n_subjects)
+        name = self.tokenized.name
+        self.state.base = self.read(self.queries(self._resolved.subjects))
+        weight, bias, ridge = self.fit_map()
+        plain = self.fit_map(0.0)
+        subjects = run.fit_subjects(self.n_subjects)
         w0 = fit_linear_map(run.cache.lm, self._w0, subjects, ridge, run.reader())
         self.state.maps = {
             "auto": (weight, bias),
@@ -113,11 +108,11 @@ class Intervention(RelationCallback):
 
     def after_update(self, edits: EditBatch | None) -> None:
         if edits is not None and edits.last and edits.edits:
-            logits = self._at.read(self._at.edit_queries(edits))
+            logits = self.read(self.edit_queries(edits))
             self.state.keep(edits, logits)
 
     def finish(self) -> Results:
-        relation = self._at.tokenized
+        relation = self.tokenized
         by_step = self.state.readings_by_step()
         ids, (after,) = next(iter(by_step.values()), ([], [rows_of(self.state.base, [])]))
         edits = [self._resolved.edits[i] for i in ids]

@@ -1,4 +1,4 @@
-"""What callbacks hold: a relation with its labels and readers, its linear map, and edits read."""
+"""The base of callbacks that measure a relation: its labels, readers, edits and linear map."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ class RelationState(CallbackState):
     """What a checkpoint keeps of a callback that measures a relation, from before training on."""
 
     base: Logits | None = None  #: Logits before training.
-    map: tuple[Tensor, Tensor, float] | None = None  #: W, b and the ridge, see `RelationMap`.
+    map: tuple[Tensor, Tensor, float] | None = None  #: W, b and the ridge, see `fit_map`.
     #: What was read of independent edits: by their own step, the ids of some and their logits.
     readings: dict[int, list[tuple[list[int], list[Logits]]]] = field(default_factory=dict)
 
@@ -72,10 +72,6 @@ class RelationCallback(PeriodicCallback):
         self.relation = relation
         self.knowledge_files = knowledge_files
 
-    def measured_relation(self, controls: Sequence[str] = ()) -> "MeasuredRelation":
-        """Return the relation on the LM of the run; `controls` are read, too."""
-        return MeasuredRelation(self, controls)
-
     def watch(self, subjects: Any, n_watch: int, seed: int, least: int = MIN_SUBJECTS) -> None:
         """Keep which subjects are named or sampled; a `ConfigError` if fewer than `least`."""
         owner = type(self).__name__
@@ -93,30 +89,24 @@ class RelationCallback(PeriodicCallback):
         self.n_watch = n_watch
         self.seed = seed
 
-
-class MeasuredRelation:
-    """A relation on the LM of a run: its labels, and readers of its prompts.
-
-    `controls` are kinds of knowledge that are read, too.
-    """
-
-    def __init__(self, callback: RelationCallback, controls: Sequence[str] = ()) -> None:
-        run = self.run = callback.run
-        name = callback.relation
+    def resolve_relation(self, controls: Sequence[str] = ()) -> None:
+        """Find the relation in the labels of the run's LM; `controls` are read, too."""
+        run = self.run
+        name = self.relation
         tokenizer = run.cache.lm.tokenizer
         edits = None if run.dataset is None else run.dataset.resolved
         if name is None:
             name = "city->country" if edits is None else edits.relation.name
-        if callback.knowledge_files is None and edits is not None:
+        if self.knowledge_files is None and edits is not None:
             catalogue = edits.catalogue
         else:
-            catalogue = Catalogue.load(*(callback.knowledge_files or ()))
+            catalogue = Catalogue.load(*(self.knowledge_files or ()))
         subwords = edits is not None and edits.subwords
         #: The subjects of the run's edits, if its dataset lists them.
         self.edited_subjects = [] if edits is None else edits.subjects
         #: The relation with its labels in this LM's vocabulary.
         self.tokenized = TokenizedRelation.of(name, catalogue, tokenizer, subwords)
-        self.tag = run.tag(callback.study, name)  #: Name of the relation, see `LMRun.tag`.
+        self.tag = run.tag(self.study, name)  #: Name of the relation, see `LMRun.tag`.
         #: The prompts that are read, see `edit_domains`.
         self.domains = edit_domains(self.tokenized, controls, catalogue, tokenizer)
         for domain in self.domains.values():
@@ -192,54 +182,45 @@ class MeasuredRelation:
         requests = [(part, self.domains[name].token_ids) for name, part in queries.items()]
         return dict(zip(queries, self.run.cache.read(requests), strict=True))
 
-
-def at_source_prompt(relation: TokenizedRelation) -> TokenizedRelation:
-    """Return a relation to the target's labels at the source prompt, of which W₀ is the map."""
-    knowledge = replace(relation.target.knowledge, template=relation.source.knowledge.template)
-    return replace(relation, target=replace(relation.target, knowledge=knowledge))
-
-
-class RelationMap:
-    """W and b of a relation: of a folder, or fitted on the LM before training.
-
-    Callbacks of a run that ask for the same map share one fit. It is on `n_subjects`, or as many as
-    the vocabulary has, if there is no `folder`; `owner` is the callback's class, for messages.
-    """
-
-    def __init__(self, owner: str, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
+    def fit_by(self, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
+        """Keep how W and b are obtained: from a folder, or fitted on so many subjects at most."""
+        owner = type(self).__name__
         check_ridge(ridge, owner)
         require(f"{owner}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
-        self.folder = folder
+        self.map_folder = folder
         self.ridge = ridge
         self.n_subjects = n_subjects
 
-    def announce(self, relation: MeasuredRelation) -> None:
+    def announce_map(self) -> None:
         """Announce what the map is fitted on, when all callbacks are opened."""
-        if self.folder is None:
-            layout = JointLayout.of_relation(relation.tokenized)
-            relation.run.announce(layout, self.n_subjects)
+        if self.map_folder is None:
+            self.run.announce(JointLayout.of_relation(self.tokenized), self.n_subjects)
 
-    def fit(
-        self, relation: MeasuredRelation, ridge: Ridge | None = None
-    ) -> tuple[Tensor, Tensor, float]:
+    def fit_map(self, ridge: Ridge | None = None) -> tuple[Tensor, Tensor, float]:
         """Return W, b and the ridge that they are fitted with; `ridge` is None for the map's own.
 
-        The LM reads the prompts of all announced relations in one pass.
+        Callbacks of a run that ask for the same map share one fit. The LM reads the prompts of all
+        announced relations in one pass.
         """
-        run = relation.run
-        tokenized = relation.tokenized
+        run = self.run
         lm = run.cache.lm
-        layout = JointLayout.of_relation(tokenized)
-        if self.folder is not None:
-            linear_map = LinearMap.from_pretrained(self.folder, lm)
+        layout = JointLayout.of_relation(self.tokenized)
+        if self.map_folder is not None:
+            linear_map = LinearMap.from_pretrained(self.map_folder, lm)
             linear_map.check_domains(layout.domains.values(), lm)
-            warn_of_fit_subjects(self.folder, run.measured)
+            warn_of_fit_subjects(self.map_folder, run.measured)
         else:
             ridge = self.ridge if ridge is None else ridge
             key = tuple(layout.reads), ridge, self.n_subjects
             if key not in run.maps:
                 subjects = run.fit_subjects(self.n_subjects)
-                run.maps[key] = fit_linear_map(lm, tokenized, subjects, ridge, run.reader())
+                run.maps[key] = fit_linear_map(lm, self.tokenized, subjects, ridge, run.reader())
             linear_map = run.maps[key]
-        pair = tokenized.name
+        pair = self.tokenized.name
         return linear_map.weight(pair), linear_map.bias(pair), linear_map.ridge[pair]
+
+
+def at_source_prompt(relation: TokenizedRelation) -> TokenizedRelation:
+    """Return a relation to the target's labels at the source prompt, of which W₀ is the map."""
+    knowledge = replace(relation.target.knowledge, template=relation.source.knowledge.template)
+    return replace(relation, target=replace(relation.target, knowledge=knowledge))

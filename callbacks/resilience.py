@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation import RelationCallback, RelationMap, RelationState
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationState
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, summarize
@@ -70,38 +70,38 @@ class Resilience(RelationCallback):
         self.watch(subjects, n_watch, seed)
         require("Resilience.random_labels", random_labels, at_least=0)
         self.random_labels = random_labels
-        self.map = RelationMap("Resilience", linear_map, ridge, n_subjects)
+        self.fit_by(linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
-        self._at = self.measured_relation()
-        self._watched = self.subjects or self._at.sample_subjects(self.n_watch, self.seed)
+        self.resolve_relation()
+        self._watched = self.subjects or self.sample_subjects(self.n_watch, self.seed)
         self.run.measured.update(self._watched)
-        self.map.announce(self._at)
-        layout = JointLayout.of_relation(self._at.tokenized)
-        n_random = self.random_labels if self.map.folder is None else 0
+        self.announce_map()
+        layout = JointLayout.of_relation(self.tokenized)
+        n_random = self.random_labels if self.map_folder is None else 0
         words = random_word_tokens(self.run.cache.lm.tokenizer, layout.domains, n_random)
         self._layout = replace(layout, words=words)
         for _, tokens in self._layout.reads:
             self.run.cache.register_tokens(tokens)
         if words and self.state.moments is None:
-            self.run.announce(self._layout, self.map.n_subjects)
+            self.run.announce(self._layout, self.n_subjects)
         return self._watched
 
     def prepare(self) -> None:
         if self.state.map is None:
             if self._layout.words:
-                subjects = self.run.fit_subjects(self.map.n_subjects)
+                subjects = self.run.fit_subjects(self.n_subjects)
                 rows = self.run.reader().read(self._layout, subjects)
                 self.state.moments = tuple(moments_of(rows.cpu(), self._layout.blocks)[:-1])
-            self.state.map = self.map.fit(self._at)
+            self.state.map = self.fit_map()
 
     def before_batch(self, edits: EditBatch | None) -> None:
         if self.is_due(self.run.next_step):
-            self._at.prefetch(self._at.queries(self._watched, self.adapter_id))
+            self.prefetch(self.queries(self._watched, self.adapter_id))
 
     def measure(self) -> None:
-        queries = self._at.queries(self._watched, self.adapter_id)
-        templates = [domain.knowledge.template for domain in self._at.domains.values()]
+        queries = self.queries(self._watched, self.adapter_id)
+        templates = [domain.knowledge.template for domain in self.domains.values()]
         queries_of = dict(zip(templates, queries.values(), strict=True))
         reads = [(queries_of[template], tokens) for template, tokens in self._layout.reads]
         logits = self.run.cache.read(reads)
@@ -116,7 +116,7 @@ class Resilience(RelationCallback):
             test = moments_of(torch.cat(logits, dim=1), blocks)
             (pair,) = random_words(fitted, test, self.random_labels, ()).values()
             numbers |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
-        known = {f"{k}/{self._at.tag}": value for k, value in numbers.items() if value is not None}
+        known = {f"{k}/{self.tag}": value for k, value in numbers.items() if value is not None}
         self.log_scalars(known)
 
     def finish(self) -> Results:
@@ -124,17 +124,17 @@ class Resilience(RelationCallback):
         baselines = {
             key: [points[0][1], points[-1][1]]
             for key in R_BASELINES
-            if (points := self.history.get(f"resilience_{key}/{self._at.tag}"))
+            if (points := self.history.get(f"resilience_{key}/{self.tag}"))
         }
         reason = "They need a map that this run fits, and random_labels above 0."
         r = [number(value) for value in self.state.r]
         values = {
-            "relation": self._at.tokenized.name,
+            "relation": self.tokenized.name,
             "before": r[0],
             "after": r[-1],
             "worst": min((value for value in r if value is not None), default=None),
             "baselines": baselines,
             "without_random_words": None if baselines else reason,
         }
-        caption = f"Label-wise r of the linear map {self._at.tag} at each measured step"
+        caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

@@ -17,12 +17,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.common import write_numbers
-from lincorr_lightning.callbacks.relation import (
-    RelationCallback,
-    RelationMap,
-    RelationState,
-    at_source_prompt,
-)
+from lincorr_lightning.callbacks.relation import RelationCallback, RelationState, at_source_prompt
 from lincorr_lightning.finetune.batches import EditBatch, answer_losses
 from lincorr_lightning.finetune.cases import Logits
 from lincorr_lightning.finetune.edits import nearness, reference_mask, taught_labels
@@ -107,13 +102,13 @@ class EditRecorder(RelationCallback):
         self.others_kind = others_kind
         self.seed = seed
         self.about = about or {}
-        self.map = RelationMap("EditRecorder", None, "auto", n_subjects)
+        self.fit_by(None, "auto", n_subjects)
 
     def open(self) -> Iterable[str]:
         run = self.run
         tokenizer = run.cache.lm.tokenizer
-        self._at = self.measured_relation(CONTROLS)
-        self._resolved = self._at.resolve_edits(None, "EditRecorder.edits")
+        self.resolve_relation(CONTROLS)
+        self._resolved = self.resolve_edits(None, "EditRecorder.edits")
         self.others = sample_up_to(
             tokenizer,
             self.n_others,
@@ -122,24 +117,24 @@ class EditRecorder(RelationCallback):
             self.others_kind,
         )
         run.measured.update([*self._resolved.subjects, *self.others])
-        target = self._at.tokenized.target
+        target = self.tokenized.target
         self.wordings = [
             replace(target.knowledge, template=text)
             for text in target.knowledge.paraphrases[:N_PARAPHRASES]
         ]
-        self._w0 = at_source_prompt(self._at.tokenized)
-        self.map.announce(self._at)
-        run.announce(JointLayout.of_relation(self._w0), self.map.n_subjects)
+        self._w0 = at_source_prompt(self.tokenized)
+        self.announce_map()
+        run.announce(JointLayout.of_relation(self._w0), self.n_subjects)
         return []
 
     def prepare(self) -> None:
-        run, relation, edits = self.run, self._at.tokenized, self._resolved.edits
+        run, relation, edits = self.run, self.tokenized, self._resolved.edits
         name, n = relation.name, len(edits)
         labels = taught_labels(edits)
         self.state.base = self._read(self._queries_of(range(n), [None] * n), n)
-        weight, _, ridge = self.map.fit(self._at)
-        self.plain = self.map.fit(self._at, 0.0)[0]
-        subjects = run.fit_subjects(self.map.n_subjects)
+        weight, _, ridge = self.fit_map()
+        self.plain = self.fit_map(0.0)[0]
+        subjects = run.fit_subjects(self.n_subjects)
         w0 = fit_linear_map(run.cache.lm, self._w0, subjects, ridge, run.reader()).weight(name)
         near = nearness(run.nearest_words, relation)
         head = run.cache.lm.head_rows()
@@ -185,14 +180,14 @@ class EditRecorder(RelationCallback):
         Those of other people's sources are left out without `with_sources`.
         """
         subjects = [self._resolved.subjects[i] for i in ids]
-        target = self._at.domains["target"]
-        queries = self._at.queries(subjects, adapters)
-        parts = [(part, self._at.domains[name]) for name, part in queries.items()]
+        target = self.domains["target"]
+        queries = self.queries(subjects, adapters)
+        parts = [(part, self.domains[name]) for name, part in queries.items()]
 
         def in_each(prompts: Sequence[tuple[str, str]]) -> list[Query]:
             return [Query(text, one, who) for one in adapters for text, who in prompts]
 
-        for side in (target, self._at.domains["source"]):
+        for side in (target, self.domains["source"]):
             others = self.others if side is target or with_sources else []
             prompts = [(side.knowledge.prompt(other), other) for other in others]
             parts.append((in_each(prompts), side))
@@ -206,7 +201,7 @@ class EditRecorder(RelationCallback):
 
     def _read(self, parts: list[tuple[list[Query], Domain]], n: int) -> Logits:
         logits = self.run.cache.read([(part, domain.token_ids) for part, domain in parts])
-        named = dict(zip(self._at.domains, logits, strict=False))
+        named = dict(zip(self.domains, logits, strict=False))
         others, others_source, nobody, wordings = logits[len(named) :]
         controls = [x.argmax(1) for name, x in named.items() if name not in ("source", "target")]
         return {
@@ -224,7 +219,7 @@ class EditRecorder(RelationCallback):
         is_kept = edits.step + 1 in self.kept
         self._parts = self._queries_of(edits.ids, range(len(edits.ids)), is_kept)
         if edits.step + 1 in self.steps:
-            self._at.prefetch({str(i): part for i, (part, _) in enumerate(self._parts)})
+            self.prefetch({str(i): part for i, (part, _) in enumerate(self._parts)})
 
     def after_update(self, edits: EditBatch | None) -> None:
         assert edits is not None
@@ -260,7 +255,7 @@ class EditRecorder(RelationCallback):
         arrays = {key: x.numpy() for key, x in self.arrays.items()}
         for key in dict.fromkeys(key for row in rows for key in row):
             arrays[key] = np.stack([row[key].numpy() for row in rows if key in row])
-        relation = self._at.tokenized
+        relation = self.tokenized
         about = {
             **self.about,
             "relation": relation.name,
