@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.relation import MIN_SUBJECTS, RelationCallback, RelationState
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.cases import Logits, concatenate, rows_of
+from lincorr_lightning.finetune.cases import Logits, rows_of
 from lincorr_lightning.finetune.verdict import gradients_verdict
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.functional.significance import mean_r_error
@@ -61,7 +61,7 @@ class GradientCorrelation(RelationCallback):
     Attributes:
         results: ``relation``, ``n_updates`` and what is logged as means over steps; of independent
             edits at the first step (``logit_correlation``: before it), with the standard error over
-            edits ``gradient_correlation_error`` and ``..._all_steps``. None if nothing varies.
+            edits ``gradient_correlation_error``. None if nothing varies.
     """
 
     study = "gradient_correlation"
@@ -220,20 +220,16 @@ class GradientCorrelation(RelationCallback):
         numbers = {step: self._correlate(*logits) for step, (_, logits) in by_step.items()}
         for step, values in numbers.items():
             self.log_scalars(self._named(values, "edit_step/"), step + 1)
-        parts = zip(*(logits for _, logits in by_step.values()), strict=True)
-        all_before, all_after = (concatenate(part) for part in parts)
         first = min(by_step)
         before, after = by_step[first][1]
         predicted = (after["source"] - before["source"]) @ self.state.map[0].T
-        all_steps = self._correlate(all_before, all_after)["gradient_correlation"]
         return {
             **numbers[first],
             "gradient_correlation_error": mean_r_error(
                 predicted, after["target"] - before["target"]
             ),
             "logit_correlation": self._logit_r(self.state.base),
-            "gradient_correlation_all_steps": all_steps,
-            "n_updates": len(all_after["source"]),
+            "n_updates": sum(len(edits) for edits, _ in by_step.values()),
         }
 
 

@@ -179,8 +179,6 @@ def test_independent_edits_as_by_hand(small_lm, own_map, fit, size, every):
     assert results["gradient_correlation_error"] == error
     logged = watch.output.scalars["gradient_correlation/city->country"]
     assert logged == results["gradient_correlation"]
-    over_all = naive.r(*(np.concatenate(part) for part in zip(*changes.values(), strict=True)))
-    assert results["gradient_correlation_all_steps"] == pytest.approx(over_all, abs=1e-3)
     assert results["n_updates"] == 7 * len(r)
     # Of the LM before the edits.
     predicted = states[0]["city"] @ own_map.weight.T + own_map.bias
