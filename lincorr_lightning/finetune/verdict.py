@@ -17,7 +17,7 @@ def edits_verdict(values: Mapping[str, Any]) -> list[str]:
 
 def _of_edits(values: Mapping[str, Any]) -> Iterator[str]:
     relation, learned = values["relation"], values["source_learned"]
-    source, _, target = relation.partition("->")
+    target = relation.partition("->")[2]
     specific, leak = (values[name] or _UNKNOWN for name in ("specific", "leak"))
     steps = values.get("by_step", ())  # none of edits that were made elsewhere
     if not steps or learned < _FEW or specific["mean"] is None:
@@ -42,20 +42,6 @@ def _of_edits(values: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{'Said of everybody: the' if is_everybody else 'The'} new {target} is then said of "
             f"{percent(leak['mean'])} of other people ({values['n_others']}), too."
-        )
-    if others := "before" in values and values.get("neighbours"):
-        wordings = values["paraphrases"]
-        yield (
-            f"In paraphrases, {percent(wordings['source_learned'])} are learned and "
-            f"{percent(wordings['generalized'])} generalize; of other people "
-            f"{percent(others['source_unchanged'])} keep their {source}, "
-            f"{percent(others['target_unchanged'])} their {target}."
-        )
-    wrong = (values["nearest"] or {"wrong": {"n": 0}})["wrong"]
-    if wrong["n"]:
-        yield (
-            f"Of {wrong['n']} edits that the nearest word misses, "
-            f"{percent(wrong['generalized'])} generalize."
         )
 
 
