@@ -144,6 +144,8 @@ _NOT_DRAWN = r"macro_|_of_learned|constant|right_before"
 _PANELS = (
     (r"^edit_step/|generalization/", ""),
     (r"^(\w*correlation)/(.*)", r"r of \2/\1"),
+    (r"^control_unchanged/(.*)", r"share or probability/\1 unchanged"),
+    (r"^(?:probability|neighbours)/", "share or probability/"),
     (r"^([^/]*)$", r"share of edits/\1"),
 )
 
@@ -155,8 +157,25 @@ def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
     keys = drawn["number"]
     for pattern, panel in _PANELS:
         keys = keys.str.replace(pattern, panel, regex=True)
-    title = f"Training on edits of {relation}"
-    return plots.training_curves(drawn.assign(key=keys), title, subtitle)
+    parts = keys.str.partition("/")
+
+    def set_limits(axes: Axes, panel: str, rows: DataFrame) -> None:
+        if panel.startswith(("share", "r of")):
+            axes.set_ylim(-0.02 if panel.startswith("share") else -1.02, 1.02)
+
+    return plots.curves(
+        drawn.assign(panel=parts[0], line=parts[2].str.replace("_", " ")),
+        "step",
+        "value",
+        "line",
+        "panel",
+        title=f"Training on edits of {relation}",
+        subtitle=subtitle,
+        labels=("optimizer step", ""),
+        per_row=2,
+        size=(4.2, 2.6),
+        each=set_limits,
+    )
 
 
 # Arms that are drawn, and what they are called.

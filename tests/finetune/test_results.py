@@ -156,10 +156,11 @@ def test_the_curves_of_all_callbacks_make_one_figure():
     panels = [axes for axes in figure.matplotlib().axes if axes.axison]
     assert [axes.get_ylabel() for axes in panels] == [
         "share of edits",
-        "probability",
+        "share or probability",
         "r of city→country",
     ]
     assert [len(axes.get_lines()) for axes in panels] == [1, 1, 1]
+    assert panels[2].get_ylim() == (-1.02, 1.02)
 
 
 # -- figures -----------------------------------------------------------------------------------
