@@ -4,7 +4,6 @@ What is right is computed by plain forwards of copies of the LM, made as trainin
 """
 
 import copy
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
-from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.finetune.batches import EditTraining
 from tests.callbacks import naive
 from tests.launching import launch, starting_processes
@@ -463,29 +461,3 @@ def test_measuring_never_uses_the_compiled_call(run, own_map, way):
     assert counts[0] == counts[1] > 0
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
     check(module, trainer, three, own_map)
-
-
-# -- resumed runs ----------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_continues(run, own_map, tmp_path):
-    """With the same edits in a file, at another interval; other edits are refused."""
-    file = tmp_path / "edits.jsonl"
-    file.write_text("\n".join(map(json.dumps, EDITS)))
-
-    def trained(edits, ckpt_path=tmp_path / "epoch=0.ckpt", **options):
-        callbacks = three_callbacks(own_map, edits, **options)
-        keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
-        options = {"max_epochs": 2, "enable_checkpointing": True, "ckpt_path": ckpt_path}
-        run(Recorded, *callbacks, keep, **options)
-        return callbacks
-
-    first, again = trained(EDITS, None), trained(str(file), every_n_steps=3)
-    curves = ("by_step", "at_learned")  # of more steps before
-    found, expected = (
-        {key: value for key, value in each[0].results.items() if key not in curves}
-        for each in (again, first)
-    )
-    assert found | {"skipped": {}} == expected
-    with pytest.raises(CheckpointError, match=r"Generalization .*only there .*name0"):
-        trained(EDITS[1:])

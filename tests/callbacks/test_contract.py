@@ -190,8 +190,8 @@ def test_independent_edits_of_another_dataset(small_lm, own_map, fit):
 def test_a_resumed_run_equals_an_uninterrupted_one(small_lm, tmp_path, fit, every_callback):
     """Maps fitted at the start are kept: the LM is another one when the run continues."""
 
-    def run(ckpt_path=None):
-        other = Generalization("city->country", [{"subject": "name9", "answer": "Rome"}])
+    def run(ckpt_path=None, subject="name9"):
+        other = Generalization("city->country", [{"subject": subject, "answer": "Rome"}])
         callbacks = [*every_callback(), other]
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
         options = {"max_epochs": 2, "enable_checkpointing": True, "ckpt_path": ckpt_path}
@@ -208,6 +208,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(small_lm, tmp_path, fit, ever
         for table, other in zip(again.output.tables, first.output.tables, strict=True):
             assert table.frame.equals(other.frame)
         assert getattr(again, "cases", None) == getattr(first, "cases", None)
+    with pytest.raises(CheckpointError, match=r"Generalization .*only there .*name9"):
+        run(tmp_path / "epoch=0.ckpt", "name8")
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ import sys
 
 import pytest
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.cli import main
 from tests.callbacks import naive
 from tests.toys import read_table
@@ -90,39 +88,3 @@ def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
     assert list(folder.glob("events.out.tfevents*"))
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
-
-
-# -- numbers in loggers and in callback_metrics ----------------------------------------------------
-
-
-@pytest.mark.parametrize("validated", [False, True])
-def test_early_stopping_and_checkpoints(small_lm, own_map, tmp_path, make_trainer, validated):
-    """Without a logger, they act on the share of hallucinations at the end of each epoch."""
-
-    class Module(naive.Module):
-        def validation_step(self, batch, batch_idx):
-            self.backbone(input_ids=batch)
-
-    key = "generalization/hallucinated"
-    count = Generalization("city->country", naive.EDITS, linear_map=own_map.folder)
-    stop = EarlyStopping(key, mode="min", patience=2)
-    keep = ModelCheckpoint(tmp_path, "{epoch}", monitor=key, mode="min", save_top_k=-1)
-    trainer = make_trainer(
-        count,
-        stop,
-        keep,
-        logger=False,
-        max_epochs=12,
-        enable_checkpointing=True,
-        num_sanity_val_steps=0,
-    )
-    batches = naive.sentences(small_lm)
-    trainer.fit(Module(small_lm, lr=0.02), batches, batches if validated else None)
-    n_steps = len(batches)
-    shares = [value for _, value in count.history[key]][n_steps::n_steps]
-    best = shares.index(min(shares))
-    assert len(set(shares)) > 1
-    assert trainer.current_epoch == len(shares) == min(best + 1 + 2, 12) < 12
-    assert keep.best_model_score == pytest.approx(min(shares))
-    assert f"epoch={best}.ckpt" in keep.best_model_path
-    assert [float(one) for one in keep.best_k_models.values()] == pytest.approx(shares)

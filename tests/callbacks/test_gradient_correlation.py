@@ -35,24 +35,6 @@ def by_hand(module, states, weight, bias):
     return dict(zip(NAMES, (gradients, permuted, logits), strict=True))
 
 
-def test_each_update_as_by_hand(small_lm, own_map, fit):
-    """With an accumulation that leaves the epoch's last update fewer batches."""
-    module = naive.Module(small_lm)
-    batches = list(naive.sentences(small_lm, n=12))
-    states = naive.Loop(module, batches, 3).states
-    watch = GradientCorrelation("city->country", own_map.folder, subjects=SUBJECTS)
-    data = naive.sentences(small_lm, n=12)
-    fit(watch, accumulate_grad_batches=3, module=module, data=data)
-    expected = by_hand(module, states, own_map.weight, own_map.bias)
-    for name, values in expected.items():
-        steps, found = zip(*watch.history[f"{name}/city->country"], strict=True)
-        at_first = int(name == "logit_correlation")  # nothing has changed before the first step
-        assert steps == tuple(range(1 - at_first, len(states)))
-        assert found[at_first:] == pytest.approx(values, abs=2e-4)
-        assert watch.results[name] == pytest.approx(np.mean(values), abs=2e-4)
-    assert watch.results["n_updates"] == len(states) - 1
-
-
 def test_prompts_of_several_relations_are_read_once(small_lm, monkeypatch, fit):
     """In one pass; and each map is the one that its relation has alone, fitted once."""
     relations = ("city->country", "city->color", "country->color")
@@ -81,10 +63,8 @@ def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(small_l
     expected = by_hand(module, states, *naive.fit_map(*fitted))
     watch = GradientCorrelation("city->country", subjects=SUBJECTS, ridge=0.0)
     fit(watch, module=module)
-    for name in ("gradient_correlation", "logit_correlation"):
-        assert watch.results[name] == pytest.approx(np.mean(expected[name]), abs=1e-3)
-    permuted = watch.results["permuted_gradient_correlation"]
-    assert watch.results["gradient_correlation"] > permuted + 0.1
+    for name, values in expected.items():
+        assert watch.results[name] == pytest.approx(np.mean(values), abs=1e-3)
 
 
 # -- edits that are trained each from the base weights ---------------------------------------------

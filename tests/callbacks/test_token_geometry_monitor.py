@@ -10,7 +10,6 @@ from scipy.spatial.distance import cdist
 
 from lincorr_lightning.callbacks import TokenGeometryMonitor
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 from tests.callbacks import naive
 from tests.toys import read_table
@@ -77,20 +76,6 @@ def test_every_step_of_training(small_lm, texts, fit):
     rows = [row for row in table if (row["observable"], row["layer"]) == ("cosine", "2")]
     curve = [(int(row["step"]), float(row["mean"])) for row in rows]
     assert curve == callback.history["token_geometry/cosine/layer_2"]
-
-
-def test_of_edits_side_by_side_the_first_is_evaluated(small_lm, texts, fit):
-    class Stacked(naive.Stacked):
-        def on_train_end(self):
-            with self.adapters.rows([0]):
-                self.numbers = naive_numbers(self.backbone, self.tokenizer, texts[1])
-
-    module, callback = Stacked(small_lm), watch(texts)
-    training = EditTraining(edits_per_step=3, n_steps=2)
-    fit(callback, module=module, data=naive.edits_data(module, n_edits=6, training=training))
-    last = callback.history["token_geometry/loss"][-1][0]
-    assert numbers_at(callback.history, last) == pytest.approx(module.numbers, rel=2e-3, abs=1e-4)
-    assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)
 
 
 def test_too_short_texts_are_refused(texts, fit):
