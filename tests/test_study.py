@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import callbacks
-from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
@@ -26,7 +25,6 @@ from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import FIXED_TRAINING, Study
-from tests.launching import launch, starting_processes
 from tests.small_runs import SMALL_RUNS, numbers
 from tests.toys import quiet_trainer
 
@@ -84,17 +82,6 @@ def checkpoint(tmp_path: Path) -> Path:
     trainer.fit(Counting(lm=LMConfig()), loader())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     return tmp_path / "end.ckpt"
-
-
-def test_results_come_back_from_processes_that_the_trainer_starts(tmp_path: Path) -> None:
-    strategy = DDPStrategy(start_method="forkserver")
-    trainer = quiet_trainer(tmp_path, devices=2, strategy=strategy, use_distributed_sampler=False)
-    study = Counting()
-    with starting_processes():
-        trainer.fit(study, loader())
-    assert study.n == 0  # it was trained elsewhere
-    assert study.results is not None
-    assert study.results.values == {"n": 4}
 
 
 def test_a_run_ends_in_one_place(tmp_path: Path) -> None:
@@ -221,20 +208,6 @@ def test_a_run_that_trains_nothing_says_so(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing was trained") as raised:
         quiet_trainer(tmp_path, **options).fit(Counting(), data)
     assert raised.value.exit_status == 2 and not list(tmp_path.rglob("results.json"))
-
-
-def _work(rank: int, folder: str) -> None:
-    del rank
-    trainer = quiet_trainer(Path(folder), devices=2, strategy="ddp")
-    study = Counting()
-    trainer.fit(study, loader())
-    assert study.results is not None and trainer.callback_metrics["test/n"] == 2
-
-
-@pytest.mark.slow
-def test_all_ranks_have_the_results(tmp_path: Path) -> None:
-    launch(2, _work, str(tmp_path))
-    assert len(list(tmp_path.rglob("results.json"))) == 1
 
 
 def test_reading_nothing_is_no_result(small_lm: str, tmp_path: Path) -> None:

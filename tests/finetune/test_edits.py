@@ -8,11 +8,10 @@ import pytest
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import ListedEdits, nearness, resolve_edits
+from lincorr_lightning.finetune.edits import ListedEdits, resolve_edits
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.nearness import causal_nearness
 from tests.toys import WORDS, save_toy_lm
 
 TEAMS = """
@@ -50,12 +49,6 @@ def file_of(tmp_path):
 
 def tokenized(lm, name, *files):
     return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
-
-
-def test_labels_are_near_by_their_rows_of_the_head(lm, relation):
-    head = lm.model.get_output_embeddings().weight.detach().numpy()
-    expected = causal_nearness(head, relation.source.token_ids, relation.target.token_ids)
-    assert nearness(lm.nearest_words(), relation).numpy() == pytest.approx(expected, abs=1e-9)
 
 
 def test_edits_of_a_file_are_used_in_their_order(lm, relation, file_of):

@@ -1,14 +1,12 @@
 """Forecasts of edits: the nearest word, and what `lincorr predict` writes."""
 
 import json
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.finetune.datamodule import EditsDataModule
@@ -150,14 +148,4 @@ def test_a_forecast_is_scored_by_the_fine_tune_of_the_same_edits(
     cases = pd.read_csv(run.folder / "tables" / "cases.csv")
     assert table["subject"].tolist() == cases["subject"].tolist()
     assert cases["nearest_risk"].tolist() == pytest.approx((-table["margin"]).tolist())
-    cases = cases[cases["outcome"] != "right_before"]
-    failed = cases["outcome"] != "generalized"
     assert run.results["forecast_default"] == "causal_inner_product"
-    scores = run.results["forecast"]["causal_inner_product"]
-    assert scores["auroc"] == pytest.approx(roc_auc_score(failed, cases["nearest_risk"]))
-    wins = []
-    for _, group in cases.assign(failed=failed).groupby("reference"):
-        of_class = {name: part["nearest_risk"] for name, part in group.groupby("failed")}
-        pairs = product(of_class.get(True, ()), of_class.get(False, ()))
-        wins += [(above > below) + (above == below) / 2 for above, below in pairs]
-    assert scores["auroc_within"] == pytest.approx(np.mean(wins))

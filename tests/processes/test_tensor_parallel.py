@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
 from lincorr_lightning import LanguageModel
-from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.loaders import make_loader
 from lincorr_lightning.data.subjects import SubjectBatch
@@ -24,8 +23,6 @@ from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
 from lincorr_lightning.finetune.forecasts import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.sharding import split_matrices
-from lincorr_lightning.pretraining.module import Pretraining
-from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.launching import launch
 from tests.processes.test_sharded import KEEPING
 from tests.processes.test_two_processes import assert_same_tables, results
@@ -238,14 +235,7 @@ def test_lms_that_cannot_be_split(
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (EditForecast, "EditForecast"),
-        (SparseAutoencoders, "SparseAutoencoders"),
-        (VocabularyAblation, "VocabularyAblation"),
-        (Pretraining, "Pretraining"),
-        (SourceFinetune, "model.protocol joint"),
-    ],
+    ("make", "message"), [(EditForecast, "EditForecast"), (SourceFinetune, "model.protocol joint")]
 )
 def test_studies_that_need_the_whole_lm(make: Any, message: str, tmp_path: Path) -> None:
     module = make()

@@ -23,7 +23,6 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from tests.launching import run_in_two
-from tests.reproduce.test_reproduce import write_config
 from tests.small_runs import QUIET, SMALL_RUNS, numbers
 from tests.toys import assert_same
 
@@ -171,27 +170,6 @@ def test_cache_of_states(inputs: Path, tmp_path: Path) -> None:
     log = run("again", change_silu)
     assert re.search(all_found, log) and "Discarding" not in log
     assert results(tmp_path / "changed") == results(tmp_path / "again")
-
-
-@pytest.mark.nightly  # each of the runs is tested on two processes above
-def test_a_reproduction_of_several_runs(small_lm, tmp_path):
-    """The other process runs the whole plan, too; the folder is the first one's."""
-    found = []
-    for name, overlays in (("one", []), ("two", ["trainer/ddp_cpu.yaml"])):
-        config = write_config(tmp_path, overlays=overlays)
-        folder = tmp_path / name
-        command = ["reproduce", "--config", str(config), "--lm", small_lm, "--only=figure10"]
-        command += ["--output", str(folder)]
-        if name == "one":
-            main(command)
-        else:
-            done = run_in_two(*command)
-            assert done.returncode == 0, done.stderr[-3000:]
-        assert (folder / "report.html").is_file()
-        found.append(results(folder)["pairs"])
-    for ours, theirs in zip(*found, strict=True):
-        for key in ("source", "target", "label_mean", "control_label_mean", "precision"):
-            assert_same(ours[key], theirs[key], 1e-3, key)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
