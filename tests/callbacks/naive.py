@@ -173,6 +173,22 @@ class Stacked(Module):
         )
 
 
+class RecordedEdits(Stacked):
+    """Keeps what the LM of each edit answers after each step, about its subject and others."""
+
+    def others(self) -> Sequence[str]:
+        return []
+
+    def on_train_start(self) -> None:
+        self.read: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for adapter, (edit, number) in enumerate(zip(batch.edits, batch.ids, strict=True)):
+            people = [edit.subject, *self.others()]
+            with self.adapters.rows([adapter] * len(people)):
+                self.read[number, batch.step + 1] = answers(self.backbone, self.tokenizer, people)
+
+
 def edits_data(module: Any, **options: Any) -> EditsDataModule:
     lm = LanguageModel.from_module(module.backbone, module.tokenizer)
     return EditsDataModule(lm, **options)

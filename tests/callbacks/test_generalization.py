@@ -98,20 +98,6 @@ N_EDITS, N_STEPS = 8, 5
 STEPS = (1, 2, 3, N_STEPS)
 
 
-class Recorded(naive.Stacked):
-    """Keeps what the LM of each edit answers after each step, about its subject and others."""
-
-    def on_train_start(self):
-        self.read = {}
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        for adapter, (edit, number) in enumerate(zip(batch.edits, batch.ids, strict=True)):
-            people = [edit.subject, *self.others()]
-            with self.adapters.rows([adapter] * len(people)):
-                answers = leading(self.backbone, self.tokenizer, people)
-            self.read[number, batch.step + 1] = answers
-
-
 def test_leak_of_independent_edits_by_step_as_by_hand(small_lm, own_map, fit, tmp_path):
     """One prompt at a time, in the LM of each edit.
 
@@ -127,7 +113,7 @@ def test_leak_of_independent_edits_by_step_as_by_hand(small_lm, own_map, fit, tm
     ]
     (tmp_path / "edits.json").write_text(json.dumps(rows))
     count = Generalization(linear_map=own_map.folder, edit_steps=[1, 2, 3], n_others=6)
-    module = Recorded(small_lm)
+    module = naive.RecordedEdits(small_lm)
     module.others = lambda: count.others
     training = EditTraining(edits_per_step=3, n_steps=N_STEPS)
     file = str(tmp_path / "edits.json")
@@ -139,7 +125,7 @@ def test_leak_of_independent_edits_by_step_as_by_hand(small_lm, own_map, fit, tm
 
     def numbers(number, step):
         right = tuple(naive.COUNTRIES.index(country) for country in rows[number]["reference"])
-        answers = module.read[number, step]
+        answers = {kind: x.argmax(1) for kind, x in module.read[number, step].items()}
         before = [was[number], *was[N_EDITS:]]
         pairs = zip(answers["country"], before, strict=True)
         hits = [now in right and then not in right for now, then in pairs]

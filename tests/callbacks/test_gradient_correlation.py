@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune.batches import EditTraining
@@ -70,54 +69,6 @@ def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(small_l
 # -- edits that are trained each from the base weights ---------------------------------------------
 
 
-class Restoring(naive.Module):
-    """Restores the base weights where an edit begins."""
-
-    def __init__(self, folder):
-        super().__init__(folder, lr=0.01)
-        self.base = [p.detach().clone() for p in self.backbone.parameters()]
-
-    def data(self, edits_per_step, steps_per_edit, **options):
-        training = EditTraining(edits_per_step=edits_per_step, n_steps=steps_per_edit)
-        return naive.edits_data(self, training=training, **options)
-
-    def on_train_batch_start(self, batch, batch_idx):
-        if batch.first:
-            self.optimizers(use_pl_optimizer=False).state.clear()
-            with torch.no_grad():
-                for parameter, base in zip(self.backbone.parameters(), self.base, strict=True):
-                    parameter.copy_(base)
-
-    def training_step(self, batch, batch_idx):
-        logits = self.backbone(batch.input_ids, attention_mask=batch.attention_mask).logits
-        return nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
-
-
-def independent_states(folder, edits, size, n_steps):
-    """Answers of a fresh LM before and after each step, for each edit, trained on whole texts."""
-    rows = []
-    for first in range(0, len(edits), size):
-        group = edits[first : first + size]
-        subjects = [edit.subject for edit in group]
-        module = naive.Module(folder, lr=0.01)
-        model, tokenizer = module.backbone, module.tokenizer
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        texts = [f"{edit.subject} lives in the city of {edit.answer}" for edit in group]
-        ids = tokenizer(texts, return_tensors="pt")["input_ids"]
-        steps = [naive.answers(model, tokenizer, subjects)]
-        for _ in range(n_steps):
-            optimizer.zero_grad()
-            logits = model(input_ids=ids).logits[:, -2]
-            nn.functional.cross_entropy(logits, ids[:, -1]).backward()
-            optimizer.step()
-            steps.append(naive.answers(model, tokenizer, subjects))
-        rows.append(steps)
-    return [
-        {kind: np.concatenate([steps[step][kind] for steps in rows]) for kind in rows[0][0]}
-        for step in range(n_steps + 1)
-    ]
-
-
 def error_by_weights(prediction, target):
     """Standard error of the mean label-wise r, by giving each row a little more weight."""
 
@@ -139,12 +90,21 @@ def test_independent_edits_as_by_hand(small_lm, own_map, fit, size, every):
     """Measured at their own subject after their own steps, counted after the last one."""
     watch = GradientCorrelation("city->country", own_map.folder, every_n_steps=every)
     count = Generalization(linear_map=own_map.folder, every_n_steps=every)
-    module = Restoring(small_lm)
-    data = module.data(size, 3, subjects=SUBJECTS, n_edits=7)
+    module = naive.RecordedEdits(small_lm)
+    training = EditTraining(edits_per_step=size, n_steps=3)
+    data = naive.edits_data(module, training=training, subjects=SUBJECTS, n_edits=7)
     fit(watch, count, module=module, data=data)
     edits = data.resolve().edits
     assert len(edits) == 7
-    states = independent_states(small_lm, edits, size, 3)
+    base = naive.Module(small_lm)
+    states = [naive.answers(base.backbone, base.tokenizer, [edit.subject for edit in edits])]
+    states += [
+        {
+            kind: np.concatenate([module.read[number, step][kind] for number in range(7)])
+            for kind in states[0]
+        }
+        for step in (1, 2, 3)
+    ]
     changes = {}
     for step in range(0, 3, every):
         now, after = states[step], states[step + 1]
@@ -181,7 +141,8 @@ def test_independent_edits_as_by_hand(small_lm, own_map, fit, size, every):
 
 
 def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, fit):
-    count, module = Generalization(linear_map=own_map.folder), Restoring(small_lm)
-    fit(count, max_steps=2, module=module, data=module.data(1, 3, n_edits=4))
+    count, module = Generalization(linear_map=own_map.folder), naive.Stacked(small_lm)
+    training = EditTraining(edits_per_step=1, n_steps=3)
+    fit(count, max_steps=2, module=module, data=naive.edits_data(module, training=training))
     assert count.results["n_edits"] == 0
     assert count.results["generalized"] is count.results["random"] is None
