@@ -1,13 +1,12 @@
 """Edits of a datamodule: sampled, checked, distributed over steps, and resumed."""
 
 import json
-import warnings
 from collections import Counter
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
@@ -179,41 +178,6 @@ def test_prediction_goes_through_the_edits_in_order(small_lm):
     assert predicted == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-SCHEDULES = {  # with as many edits that an epoch has six steps
-    "joint": (EditTraining(protocol="joint", edits_per_step=4), 22),
-    "independent": (EditTraining(edits_per_step=4, n_steps=2), 10),
-}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("n_seen", [1, 6, 7])
-def test_a_failed_run_resumes_where_it_stopped(small_lm, tmp_path, schedule, n_seen):
-    training, n_edits = SCHEDULES[schedule]
-
-    def fit(fails_at=None, callbacks=(), **options):
-        module = Taught(small_lm, fails_at)
-        data = EditsDataModule(module.lm, training=training, n_edits=n_edits)
-        run = trainer(callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
-        if fails_at is None:
-            run.fit(module, data, **options)
-        else:
-            with pytest.raises(RuntimeError, match="failed on purpose"):
-                run.fit(module, data)
-        weights = torch.cat([p.detach().flatten() for p in module.parameters()])
-        return module.seen, data.resolve().edits, weights
-
-    # Saved while callbacks are still at the batch's end.
-    callback = ModelCheckpoint(tmp_path, "last", every_n_train_steps=n_seen)
-    whole, _, weights = fit()
-    seen, edits, _ = fit(n_seen, [callback])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*not resumable.*")
-        rest, again, resumed_weights = fit(ckpt_path=tmp_path / "last.ckpt")
-    assert (seen, rest, len(whole)) == (whole[:n_seen], whole[n_seen:], 12)
-    assert again == edits
-    assert torch.equal(resumed_weights, weights)
-
-
 def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
     more = tmp_path / "more.yaml"
     more.write_text(
@@ -231,7 +195,7 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=message):
             data(**changed).load_state_dict(data().state_dict())
-    training, n_edits = SCHEDULES["joint"]
+    training, n_edits = EditTraining(protocol="joint", edits_per_step=4), 22
     broken, again = Taught(small_lm, fails_at=3), Taught(small_lm)
     run = trainer(callbacks=[OnExceptionCheckpoint(tmp_path, "b")], enable_checkpointing=True)
     with pytest.raises(RuntimeError):
