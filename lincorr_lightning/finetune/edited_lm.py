@@ -22,7 +22,7 @@ from lincorr_lightning.finetune.edits import (
     skip_counts,
     taught_labels,
 )
-from lincorr_lightning.finetune.results import edits_results, outcomes_tables
+from lincorr_lightning.finetune.results import edits_results, summary_table
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
@@ -274,8 +274,7 @@ def _results(
     columns = {name: [texts[label] for label in of_edits] for name, of_edits in labels.items()}
     ids = [row.id for row in edits.rows]
     results = edits_results("edited_lm", values, cases, scalars, edits.skipped, id=ids, **columns)
-    summary, outcomes = outcomes_tables([results])
-    tables = [summary, _reach_table(values), outcomes, *results.tables]
+    tables = [summary_table([results]), _reach_table(values), *results.tables]
     verdict = [*filter(None, [warning]), *results.verdict]
     return replace(results, lm=lm, tables=tables, verdict=verdict)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lincorr_lightning.finetune.cases import DEFAULT_FORECAST, EditCase
+from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_files import SEPARATOR, RawEdit
 from lincorr_lightning.finetune.edits import ResolvedEdits, skip_counts
 from lincorr_lightning.finetune.verdict import BASELINES, edits_verdict, gradients_verdict
@@ -35,29 +35,17 @@ _CONTRACT = (
 
 
 @dataclass(frozen=True)
-class OutcomeRow:
-    """What the edits of a relation did, a row of the table ``outcomes``.
-
-    The shares of unchanged controls stand in further columns.
-    """
+class SummaryRow:
+    """What the edits of a relation did, a row of the table ``summary``."""
 
     relation: str
     n_edits: int = column("edits", "d")
     source_learned: float | None = column("learned", ".1%")
     generalized: float | None = column("", ".1%")
     macro_generalized: float | None = column("by answer", ".1%")
-    constant: float | None = column("best constant", ".1%")
-    nearest_right: float | None = column("nearest word, of edits", ".1%")
     nearest_macro: float | None = column("nearest word", ".1%")
-    random: float | None = column("", ".1%")
     hallucinated: float | None = column("", ".1%")
-    macro_hallucinated: float | None = column("hallucinated, by answer", ".1%")
-    unchanged: float | None = column("", ".1%")
-    right_before: float | None = column("", ".1%")
     specific: float | None = column("", ".1%")
-    leak: float | None = column("", ".1%")
-    auroc: float | None = column("AUROC of the nearest word", ".2f")
-    auroc_within: float | None = column("the same, within an answer", ".2f")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +187,7 @@ def finetune_results(
     }
     if others:
         values["generalizations"] = _by_relation(others)
-    tables = outcomes_tables(outcomes) if outcomes else []
+    tables = [summary_table(outcomes)] if outcomes else []
     if gradients:
         tables.append(
             Table.of(
@@ -289,56 +277,24 @@ def skipped_tables(skipped: Sequence[RawEdit]) -> list[Table]:
     ]
 
 
-_SUMMARY = (
-    "relation",
-    "n_edits",
-    "source_learned",
-    "generalized",
-    "macro_generalized",
-    "nearest_macro",
-    "hallucinated",
-    "specific",
-)
-
-
-def outcomes_tables(outcomes: Sequence[Results]) -> list[Table]:
-    """Return the shares of the outcomes of each of some results, the main ones and all."""
-    rows = []
-    controls: dict[str, None] = {}
-    for each in outcomes:
-        values = each.values
-        nearest = values.get("nearest") or {}
-        of_others = {name: (values.get(name) or {}).get("mean") for name in ("specific", "leak")}
-        unchanged = {f"{k}_unchanged": v["unchanged"] for k, v in values["controls"].items()}
-        controls |= dict.fromkeys(unchanged)
-        rows.append(
-            {
-                **values,
-                **unchanged,
-                **of_others,
-                **{f"macro_{name}": share for name, share in values["macro"].items()},
-                **(values.get("forecast") or {}).get(DEFAULT_FORECAST, {}),
-                "nearest_right": nearest.get("right"),
-                "nearest_macro": nearest.get("macro"),
-            }
-        )
-    names, headings, formats = columns_of(OutcomeRow)
-    table = Table.of(
-        "outcomes",
+def summary_table(outcomes: Sequence[Results]) -> Table:
+    """Return the main shares of some results of edits, with their null."""
+    rows = [
+        {
+            **values,
+            "macro_generalized": values["macro"]["generalized"],
+            "nearest_macro": (values.get("nearest") or {}).get("macro"),
+            "specific": (values.get("specific") or {}).get("mean"),
+        }
+        for values in (each.values for each in outcomes)
+    ]
+    return Table.of(
+        "summary",
         rows,
-        [*names, *controls],
-        "Share of edits by outcome, with nulls and controls",
-        headings=headings,
-        formats=formats | dict.fromkeys(controls, ".1%"),
-    )
-    summary = replace(
-        table,
-        name="summary",
-        frame=table.frame[[*_SUMMARY]],
-        caption="Share of all edits by outcome, after their last step (paper, table 5)",
-        note="learned: reliability in the editing literature; generalized: portability; by answer: "
+        SummaryRow,
+        "Share of all edits by outcome, after their last step (paper, table 5)",
+        "learned: reliability in the editing literature; generalized: portability; by answer: "
         "its mean by right answer, as those of the nearest word in the LM's head; specific: by "
         "answer, minus the share of other people of whom the LM then says the same.",
         headline=True,
     )
-    return [summary, table]
