@@ -171,8 +171,6 @@ class EditCase:
 
     Weights stand in W's column of the source answer, priors are target logits before training. Of
     several labels in the reference, the highest weight and prior count, and the most complete one.
-    `answer_after` is ambiguous if it counts as wrong, but its label may also stand for another fact
-    about the source answer: " Georgia" may be the state of Atlanta.
     """
 
     subject: str
@@ -194,7 +192,6 @@ class EditCase:
     leak: float | None = column("", ".0%")  #: See `leaks`.
     cause: str  #: A value of `Cause` for a hallucination, else empty.
     completeness: str = ""  #: A value of `Completeness`; empty without a reference.
-    ambiguous: bool = False
 
 
 def edit_cases(
@@ -214,8 +211,6 @@ def edit_cases(
     winners = after.argmax(1, keepdim=True)
     weights = weight.T[labels]
     causes = functional.attribute_causes(weight, labels, reference, answers.learned)
-    ambiguous = torch.from_numpy(relation.ambiguous_mask)[winners[:, 0], labels]
-    is_right = reference.gather(1, winners)[:, 0]
     risks = None if nearness is None else functional.risk(nearness.T[labels], reference)
 
     def best(scores: Tensor) -> Tensor:
@@ -251,7 +246,6 @@ def edit_cases(
                 **{name: number(values[i].item()) for name, values in numbers.items()},
                 cause=causes[i].value if outcome is Outcome.HALLUCINATED else "",
                 completeness=next((k.value for k in Completeness if k in kinds_of_right), ""),
-                ambiguous=bool(ambiguous[i] and not is_right[i]),
             )
         )
     return cases
@@ -286,13 +280,11 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
         for outcome, values in weights.items()
     }
     causes = Counter(case.cause for case in cases)
-    ambiguous = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
     kinds = {kind: [case for case in cases if case.completeness == kind] for kind in Completeness}
     return {
         "weight_reference": {**by_outcome, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind.value: _shares(group) for kind, group in kinds.items() if group},
-        "ambiguous_hallucinated": fmean(ambiguous) if ambiguous else None,
         **_nearest_word_scores(cases),
         "above_best_baseline": _above_best_baseline(cases),
     }

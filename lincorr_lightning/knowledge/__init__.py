@@ -12,7 +12,6 @@ from lincorr_lightning.knowledge.domain import (
     Dropped,
     Label,
     TokenizedRelation,
-    ambiguous_matrix,
     build_domain,
     reference_matrix,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "Label",
     "Relation",
     "TokenizedRelation",
-    "ambiguous_matrix",
     "answer_tokens",
     "build_domain",
     "reference_matrix",

@@ -64,9 +64,7 @@ class Catalogue(dict[str, Knowledge]):
             source, target = (self[part] for part in parts)
         except KnowledgeError as error:
             raise KnowledgeError(f"relation {name!r}: {error}") from None
-        return Relation(
-            source, target, self._reference(source, target), self._other_facts(source, target)
-        )
+        return Relation(source, target, self._reference(source, target))
 
     def select(self, names: Sequence[str] | str) -> list[Knowledge]:
         """Return kinds of knowledge by name or by family (``attribute``, ..., or ``all``).
@@ -107,21 +105,6 @@ class Catalogue(dict[str, Knowledge]):
         facts = self._facts_of(source).items()
         known = {name: answers & {*by_kind.get(target.kind, ())} for name, by_kind in facts}
         return {name: right for name, right in known.items() if right}
-
-    def _other_facts(self, source: Knowledge, target: Knowledge) -> dict[str, tuple[str, ...]]:
-        if source.alike is not None or source.kind == target.kind:
-            return {}
-        names = {
-            identity: tuple(
-                text
-                for kind, others in by_kind.items()
-                if kind != target.kind
-                for other in others
-                for text in self._entities[kind][other].texts(target.language)
-            )
-            for identity, by_kind in self._facts_of(source).items()
-        }
-        return {identity: texts for identity, texts in names.items() if texts}
 
 
 @cache

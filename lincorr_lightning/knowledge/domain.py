@@ -9,8 +9,8 @@ completely they say their answer.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -166,37 +166,7 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
     for row, label in enumerate(target.labels):
         for answer in label.answers:
             rows.setdefault(answer.identity, []).append(row)
-    return _label_matrix(source, target, relation.reference or {}, rows)
-
-
-def ambiguous_matrix(
-    relation: Relation, source: Domain, target: Domain, tokenizer: "PreTrainedTokenizerBase"
-) -> npt.NDArray[np.bool_]:
-    """Return which target labels may stand for another fact about a source label, like W.
-
-    The token " Georgia" stands for a country, and is also the name of the state of Atlanta: as an
-    answer for Atlanta it cannot be judged. " New" of New Zealand also begins New Mexico. False
-    where the reference is True.
-    """
-    names = list(dict.fromkeys(name for names in relation.other_facts.values() for name in names))
-    others = replace(relation.target, answers=tuple(Answer(name, name) for name in names))
-    row_of = {token: row for row, token in enumerate(target.token_ids)}
-    rows = {
-        name: [row_of[ids[0]]]
-        for name, ids in zip(names, answer_tokens(others, tokenizer) if names else (), strict=True)
-        if ids and ids[0] in row_of
-    }
-    matrix = _label_matrix(source, target, relation.other_facts, rows)
-    return matrix & ~reference_matrix(relation, source, target)
-
-
-def _label_matrix(
-    source: Domain,
-    target: Domain,
-    facts: Mapping[str, Iterable[str]],
-    rows: Mapping[str, list[int]],
-) -> npt.NDArray[np.bool_]:
-    """Return a matrix like W: True at the rows of the facts about each source identity."""
+    facts = relation.reference or {}
     matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
     for column, label in enumerate(source.labels):
         for answer in label.answers:
@@ -213,7 +183,6 @@ class TokenizedRelation:
     source: Domain
     target: Domain
     reference_mask: npt.NDArray[np.bool_]  #: The `reference_matrix`.
-    ambiguous_mask: npt.NDArray[np.bool_]  #: The `ambiguous_matrix`.
 
     @classmethod
     def of(
@@ -231,8 +200,7 @@ class TokenizedRelation:
         source = build_domain(relation.source, tokenizer)
         keep = tuple(Completeness) if subwords else WHOLE_WORDS
         target = build_domain(relation.target, tokenizer, keep)
-        ambiguous = ambiguous_matrix(relation, source, target, tokenizer)
-        return cls(relation, source, target, reference_matrix(relation, source, target), ambiguous)
+        return cls(relation, source, target, reference_matrix(relation, source, target))
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Kinds of knowledge, their answers, and relations between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 LANGUAGES = ("en", "es", "fr", "de", "zh", "ja")
@@ -72,10 +72,6 @@ class Relation:
     reference: Mapping[str, frozenset[str]] | None
     """Identities of the right target answers by source identity; source identities without any are
     left out. None if no reference is known."""
-    other_facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names, in the target's language, of what else is true of a source, by source identity:
-    Georgia, the state of Atlanta. A token that begins such a name may be meant by it, whatever
-    target answer the token stands for."""
 
     @property
     def name(self) -> str:

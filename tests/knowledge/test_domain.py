@@ -13,7 +13,6 @@ from lincorr_lightning.knowledge import (
     Completeness,
     Knowledge,
     Relation,
-    TokenizedRelation,
     build_domain,
     reference_matrix,
     unknown_words,
@@ -236,32 +235,6 @@ def test_chinese_after_a_chinese_prompt_has_no_space_mark():
     assert domain.texts == ["巴黎"]
 
 
-@pytest.fixture(scope="module")
-def words():
-    """A tokenizer that knows some places and the words of their prompts."""
-    text = "X lives in the city country of Atlanta Boston Buffalo Tokyo Georgia New Japan USA"
-    text += " vive en la ciudad el país de Nueva"
-    return word_tokenizer(list(dict.fromkeys(text.split())))
-
-
-def ambiguous(relation, tokenizer):
-    """Return the pairs (source label, target label) that are ambiguous."""
-    tokenized = TokenizedRelation.of(relation, Catalogue.load(), tokenizer)
-    assert not (tokenized.ambiguous_mask & tokenized.reference_mask).any()
-    return {
-        (tokenized.source.texts[column], tokenized.target.texts[row])
-        for row, column in np.argwhere(tokenized.ambiguous_mask)
-    }
-
-
-def test_a_state_is_told_apart_from_the_country_of_its_name(words):
-    """ " Georgia" may be the state of Atlanta; " New", of New Zealand, New York of Buffalo."""
-    pairs = {("Atlanta", "Georgia"), ("Buffalo", "New"), ("New", "New")}
-    assert ambiguous("city->country", words) == pairs
-    spanish = {("Atlanta", "Georgia"), ("Buffalo", "Nueva"), ("New", "Nueva")}
-    assert ambiguous("city->country_es", words) == spanish
-    assert ambiguous("country->city", words) == set()
+def test_a_city_of_a_state_lies_in_its_country():
     relation = Catalogue.load().relation("city->country")
     assert (relation.reference["Atlanta"], relation.reference["Tbilisi"]) == ({"USA"}, {"Georgia"})
-    assert relation.other_facts["Atlanta"] == ("Georgia",)
-    assert "Tbilisi" not in relation.other_facts
