@@ -1,41 +1,27 @@
 """Precision of W: how often its highest weights agree with the reference (paper section 3.5)."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
+from lincorr_lightning.io import number
+
 HIT_RANKS = (1, 3, 5)  #: The N of Hit@N.
-
-
-class HitRates(NamedTuple):
-    """Hit@N of one direction for N = 1, 3 and 5, ``(..., n_ranks)`` in [0, 1].
-
-    NaN if `n`, the number of labels that have a reference, is 0.
-    """
-
-    rates: Tensor
-    n: int
-
-    def by_rank(self) -> dict[str, float | None]:
-        """Return the rates of one map by N, None without labels, and ``n``, the number of these."""
-        rates = self.rates.tolist() if self.n else [None] * len(HIT_RANKS)
-        return {**dict(zip(map(str, HIT_RANKS), rates, strict=True)), "n": self.n}
 
 
 def ranks_of_right(weight: Tensor, reference_mask: Tensor) -> Tensor:
     """Return the rank of the best right target label of each source label, 1 for the highest.
 
-    Of maps, ``(..., n_target, n_source)``, and which target labels are right for each source label,
-    ``(n_target, n_source)``: ``(..., n_judged)``, of the source labels with a reference.
+    Of weights, and which target labels are right for each source label, ``(n_target, n_source)``:
+    ``(n_judged,)``, of the source labels with a reference.
     """
     judged = reference_mask.any(0)
-    weight, right = weight[..., judged], reference_mask[:, judged]
-    best = weight.masked_fill(~right, -torch.inf).amax(-2, keepdim=True)
+    weight, right = weight[:, judged], reference_mask[:, judged]
+    best = weight.masked_fill(~right, -torch.inf).amax(0)
     # A wrong entry equal to the best right one counts as ahead: a column of zeros is no hit.
-    return 1 + ((weight >= best) & ~right).sum(-2)
+    return 1 + ((weight >= best) & ~right).sum(0)
 
 
 def reference_groups(reference_mask: Tensor) -> list[int]:
@@ -67,36 +53,30 @@ def neighbor_weights(
     return directions(target_rows) @ directions(source_rows).T
 
 
-def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
+def random_hit_rates(reference_mask: Tensor) -> dict[str, float | None]:
     """Return the Hit@N expected of weights in random order, a null for `hit_rates`."""
-    return _random_rates(reference_mask.T), _random_rates(reference_mask)
-
-
-def _random_rates(right: Tensor) -> HitRates:
-    n_right = right[right.any(-1)].sum(-1).cpu().numpy()
-    n = right.shape[-1]
+    n_right = reference_mask.sum(0)[reference_mask.any(0)].cpu().numpy()
+    n = len(reference_mask)
     misses = [scipy.stats.hypergeom.pmf(0, n, n_right, min(drawn, n)) for drawn in HIT_RANKS]
-    return HitRates(1 - torch.from_numpy(np.stack(misses)).mean(1), len(n_right))
+    return _by_rank([1 - each.mean() for each in misses], len(n_right))
 
 
-def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRates]:
-    """Return Hit@N of influenced targets and of influencing sources.
+def hit_rates(weight: Tensor, reference_mask: Tensor) -> dict[str, float | None]:
+    """Return Hit@N of influenced targets by N = 1, 3 and 5, and ``n``, how many are judged.
 
-    *Influenced target*: fraction of the source labels with a reference for which a right target
-    label is among the N with the highest weight in their column. *Influencing source*: the same for
-    target labels, along their rows. Of maps, ``(..., n_target, n_source)``, and which target labels
-    are right for each source label, ``(n_target, n_source)`` bool.
+    It is the fraction of the source labels with a reference for which a right target label is among
+    the N with the highest weight in their column; None if ``n`` is 0. Of weights, and which target
+    labels are right for each source label, ``(n_target, n_source)``. That of influencing sources is
+    Hit@N of both transposed.
 
     Example:
-        >>> w = torch.tensor([[0.9, 0.8], [0.1, 0.5]])
-        >>> influenced, influencing = hit_rates(w, torch.eye(2, dtype=torch.bool))
-        >>> influenced.rates.tolist(), influencing.rates.tolist()
-        ([0.5, 1.0, 1.0], [1.0, 1.0, 1.0])
+        >>> w, right = torch.tensor([[0.9, 0.8], [0.1, 0.5]]), torch.eye(2, dtype=torch.bool)
+        >>> hit_rates(w, right), hit_rates(w.T, right.T)["1"]
+        ({'1': 0.5, '3': 1.0, '5': 1.0, 'n': 2}, 1.0)
     """
+    ranks = ranks_of_right(weight, reference_mask)
+    return _by_rank([float((ranks <= n).double().mean()) for n in HIT_RANKS], len(ranks))
 
-    def rates(weight: Tensor, right: Tensor) -> HitRates:
-        ranks = ranks_of_right(weight, right)
-        hits = [(ranks <= n).double().mean(-1) for n in HIT_RANKS]
-        return HitRates(torch.stack(hits, -1), ranks.shape[-1])
 
-    return rates(weight, reference_mask), rates(weight.mT, reference_mask.T)
+def _by_rank(rates: Sequence[float], n: int) -> dict[str, float | None]:
+    return {str(rank): number(rate) for rank, rate in zip(HIT_RANKS, rates, strict=True)} | {"n": n}

@@ -215,8 +215,8 @@ def vocabulary_baselines(
     fitted: FittedMaps,
     head_rows: Tensor | None = None,
     whitening: Tensor | None = None,
-) -> Numbers:
-    """Score the pairings that need no knowledge of the subjects, beside that of W.
+) -> list[PairScore]:
+    """Return scores with those of the pairings that need no knowledge of the subjects.
 
     They are the best constant answer (``constant``), the nearest target label by the rows of the
     LM's head (``unembedding``), the same in the causal inner product (``causal_inner_product``),
@@ -225,52 +225,57 @@ def vocabulary_baselines(
 
     `head_rows` are the rows of the head for all labels, ``(n_labels, hidden_size)``, in the order
     of the columns, and `whitening` is the matrix of `causal_whitening`; None for a head without
-    rows. Returns fields of `PairScore`.
+    rows.
     """
-    numbers: dict[Pair, dict[str, Any]] = {}
     layout, weights = fitted.layout, fitted.weights()
+    if not layout.words:
+        return list(scores)
     same_prompt, vocabulary = fitted.weights("same_prompt"), fitted.weights("vocabulary")
-    for pair in [one.ends for one in scores] if layout.words else ():
+    compared = []
+    for one in scores:
+        pair = one.ends
         weight, w0 = weights[pair].cpu(), vocabulary[pair].cpu()
-        numbers[pair] = {
+        rest = weight - w0
+        numbers: dict[str, Any] = {
             "cosine_same_prompt": number(weight_cosine(weight, w0)),
-            "rest_norm_share": number(float((weight - w0).norm() / weight.norm())),
+            "rest_norm_share": number(float(rest.norm() / weight.norm())),
         }
         right = torch.from_numpy(layout.reference(pair))
-        if not right.any():
-            continue
-        rest = precision.ranks_of_right(weight - w0, right) == 1
-        rank = right.sum(1).argsort(descending=True, stable=True).argsort()
-        # Weights like W, by name of their fields; to add a baseline, add its weights here.
-        pairings = {
-            "W": weight,
-            "same_prompt": same_prompt.get(pair),
-            "gaussian_states": w0,
-            "constant": -rank[:, None].double().expand_as(weight),
-        }
-        if head_rows is not None:
-            source, target = (head_rows[layout.columns(name)] for name in pair)
-            pairings["unembedding"] = precision.neighbor_weights(source, target)
-            near = precision.neighbor_weights(source, target, whitening)
-            pairings["causal_inner_product"] = near
-            numbers[pair]["nearness"] = near
-        known = {name: other.cpu() for name, other in pairings.items() if other is not None}
-        numbers[pair] |= {"rest_hit_1": float(rest.double().mean()), **_hits(known, right)}
-    return numbers
+        near, ranks = None, dict(one.ranks)
+        if right.any():
+            rank = right.sum(1).argsort(descending=True, stable=True).argsort()
+            # Weights like W; to add a baseline, add its weights here.
+            pairings = {
+                "same_prompt": same_prompt.get(pair),
+                "gaussian_states": w0,
+                "constant": -rank[:, None].double().expand_as(weight),
+            }
+            if head_rows is not None:
+                source, target = (head_rows[layout.columns(name)] for name in pair)
+                near = precision.neighbor_weights(source, target, whitening)
+                pairings["unembedding"] = precision.neighbor_weights(source, target)
+                pairings["causal_inner_product"] = near
+            for name, other in pairings.items():
+                if other is not None:
+                    ranks[name] = precision.ranks_of_right(other.cpu(), right)
+            of_rest = precision.ranks_of_right(rest, right) == 1
+            numbers |= {"rest_hit_1": float(of_rest.double().mean()), **_hits(ranks, right)}
+        numbers = {**one.numbers, **numbers}
+        compared.append(replace(one, numbers=numbers, ranks=ranks, nearness=near))
+    return compared
 
 
-def _hits(weights: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
+def _hits(ranks: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:
     """Return Hit@1 of the baselines, and that of ``W`` above the best of them."""
     groups = precision.reference_groups(right)
-    ranks = {name: precision.ranks_of_right(each, right) for name, each in weights.items()}
-    numbers: dict[str, Any] = {"ranks": ranks}
+    numbers: dict[str, Any] = {}
     hits = {name: (each == 1).double() for name, each in ranks.items()}
     of_w = hits.pop("W")
     for name, each in hits.items():
         numbers[f"{name}_1"] = float(each.mean())
         numbers[f"{name}_macro_1"] = macro_mean(each.tolist(), groups)
-    best = max(hits, key=lambda name: float(hits[name].mean()))
-    by_answer = max(hits, key=lambda name: float(numbers[f"{name}_macro_1"]))
+    best = max(hits, key=lambda name: numbers[f"{name}_1"])
+    by_answer = max(hits, key=lambda name: numbers[f"{name}_macro_1"])
     means = torch.tensor(group_means((of_w - hits[by_answer]).tolist(), groups))
     return numbers | {
         "best_baseline": best,
@@ -292,9 +297,8 @@ def beside_baselines(
     rows: Tensor | None = None,
 ) -> list[PairScore]:
     """Return the scores with what `random_words` and `vocabulary_baselines` give."""
-    words = random_words(fitted, test, n_compared, skipped, rows)
+    scores = with_numbers(scores, random_words(fitted, test, n_compared, skipped, rows))
     labels = [token for domain in fitted.layout.domains.values() for token in domain.token_ids]
     nearest = lm.nearest_words() if fitted.layout.words else None
     of_head = () if nearest is None else (nearest.head.rows(labels), nearest.whitening.matrix)
-    hits = vocabulary_baselines(scores, fitted, *of_head)
-    return with_numbers(with_numbers(scores, words), hits)
+    return vocabulary_baselines(scores, fitted, *of_head)

@@ -220,7 +220,7 @@ class LinearProbe(LMStudy):
             fitted, test, instance, kept, self.lm, self.random_labels, subjects, phase
         )
         scores = self._findings.scores
-        known = [score.label_mean for score in scores if score.label_mean is not None]
+        known = [r for score in scores if (r := score["label_mean"]) is not None]
         mean = sum(known) / len(known) if known else math.nan
         self.log(f"{phase}/label_mean", mean, prog_bar=True, logger=False)
 
@@ -355,7 +355,7 @@ def score_probe(
     scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
     scores = with_numbers(scores, significance.partial_correlations(scores, fitted, test))
     wordings = beside_baselines(scores, fitted, test, lm, random_labels, rows=kept)
-    scores = [*over_wordings({score.ends: score for score in wordings}).values()]
+    scores = over_wordings({score.ends: score for score in wordings})
     return ProbeFindings(
         phase=phase,
         scores=with_numbers(scores, significance.adjusted_p_values(scores)),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -30,15 +30,7 @@ from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.probe.accumulation import HalfMoments
 from lincorr_lightning.probe.results import Matrix, pair_matrices
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import (
-    Table,
-    clean,
-    column,
-    columns_of,
-    percent,
-    points,
-    short_name,
-)
+from lincorr_lightning.results.table import Table, clean, percent, points, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
 _MIN_R = 0.2  # below this r a fraction of it means nothing
@@ -60,48 +52,23 @@ _MATRICES = (
 )
 
 
-@dataclass(frozen=True)
-class PairResilience:
-    """How well an old map holds on a new LM; each r is a mean over labels, on held-out subjects.
-
-    Fields that a `PairScore` has, too, are those of the old map on the new LM, and with
-    ``refitted_`` before their names those of a map that is fitted on the new LM itself.
-    """
-
-    source: str
-    target: str
-    before: float | None = column(format=".2f", default=None)
-    """None if r on the old LM is not known."""
-    after: float | None = column(format=".2f", default=None)
-    difference: float | None = column(format=".2f", default=None)
-    refitted: float | None = column(format=".2f", default=None)
-    """R of a map that is fitted on the new LM itself."""
-    kept: float | None = column(format=".2f", default=None)
-    """`after` as a fraction of `refitted`; None where that is close to zero."""
-    random_label_mean: float | None = column("after, random words", ".2f", None)
-    """R of old maps of random source words."""
-    same_prompt_label_mean: float | None = None  #: R of the old LM's W₀ on the new LM.
-    excess_over_random: float | None = None
-    """On the new LM: r of old maps of some labels (``model.random_labels``) above as many words."""
-    random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
-    random_kept: float | None = column("kept, random words", ".2f", None)
-    """`random_label_mean` as a fraction of `random_refitted`."""
-    after_std: float | None = None  #: Standard deviation over labels.
-    cosine: float | None = None  #: Of the old W and the refitted one.
-    same_prompt_cosine: float | None = None  #: Of W₀ of both LMs.
-    rest_cosine: float | None = None  #: Of W - W₀ of both LMs: what they add to the vocabulary.
-    influenced_1: float | None = None  #: Hit@1 of W.
-    refitted_influenced_1: float | None = None
-    macro_1: float | None = None  #: The same as a mean over references.
-    refitted_macro_1: float | None = None
-    gaussian_states_1: float | None = None  #: Hit@1 of the old W₀.
-    gaussian_states_macro_1: float | None = None
-    n_labels: int = 0  #: Number of target labels.
-
-    @property
-    def pair(self) -> str:
-        """The pair as ``city->country``."""
-        return f"{self.source}->{self.target}"
+_SHOWN = {
+    "before": "",
+    "after": "",
+    "difference": "",
+    "refitted": "",
+    "kept": "",
+    "random_label_mean": "after, random words",
+    "random_kept": "kept, random words",
+}
+"""Numbers of a pair that tables show, and what they call them."""
+# Numbers of the old map on the new LM that a pair has under their own names; those of a map that is
+# fitted on the new LM itself begin with `refitted_`.
+_OF_OLD = (
+    *("random_label_mean", "same_prompt_label_mean", "excess_over_random", "n_labels"),
+    *("influenced_1", "macro_1", "gaussian_states_1", "gaussian_states_macro_1"),
+)
+_OF_REFITTED = ("influenced_1", "macro_1")
 
 
 class MapResilience(LMStudy):
@@ -263,7 +230,7 @@ class MapResilience(LMStudy):
         before: Mapping[Pair, float | None] = {}
         if self.before is not None:
             scores = score_maps(old, self.moments_before.test.gather())
-            before = {score.ends: score.label_mean for score in scores}
+            before = {score.ends: score["label_mean"] for score in scores}
         after, refitted = (
             beside_baselines(score_maps(maps, test), maps, test, lm, self.random_labels, skipped=())
             for maps, lm in ((old, self.before or self.lm), (new, self.lm))
@@ -318,66 +285,75 @@ def _cosines(old: FittedMaps, new: FittedMaps) -> dict[Pair, dict[str, Any]]:
 
 
 def _compare(
-    old: PairScore, refitted: PairScore, before: float | None, cosines: dict[str, Any]
-) -> PairResilience:
-    after = old.label_mean
-    both = vars(old) | {f"refitted_{name}": value for name, value in vars(refitted).items()}
-    names = {one.name for one in fields(PairResilience)}
-    return PairResilience(
-        **{name: value for name, value in both.items() if name in names},
+    old: PairScore, refitted: PairScore, before: float | None, cosines: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the numbers of a pair: each r is a mean over labels, on held-out subjects."""
+    after, again = old["label_mean"], refitted["label_mean"]
+    words, words_again = old["random_label_mean"], refitted["random_label_mean"]
+    return {
+        "source": old.source,
+        "target": old.target,
+        "before": before,
+        "after": after,
+        "difference": None if after is None or before is None else after - before,
+        "refitted": again,
+        "kept": _kept(after, again),
+        **{name: old[name] for name in _OF_OLD},
+        "random_refitted": words_again,
+        "random_kept": _kept(words, words_again),
+        "after_std": old["label_std"],
+        **{f"refitted_{name}": refitted[name] for name in _OF_REFITTED},
+        **dict.fromkeys(("cosine", "same_prompt_cosine", "rest_cosine")),
         **cosines,
-        before=before,
-        after=after,
-        difference=None if after is None or before is None else after - before,
-        refitted=refitted.label_mean,
-        kept=_kept(after, refitted.label_mean),
-        random_refitted=refitted.random_label_mean,
-        random_kept=_kept(old.random_label_mean, refitted.random_label_mean),
-        after_std=old.label_std,
-    )
+    }
 
 
 def _kept(after: float | None, refitted: float | None) -> float | None:
+    """Return r as a fraction of that of a map fitted again; None where that is close to zero."""
     if after is None or refitted is None or refitted < _MIN_R:
         return None
     return after / refitted
 
 
 def resilience_results(
-    pairs: Sequence[PairResilience], about: Mapping[str, Any], lm: str
+    pairs: Sequence[Mapping[str, Any]], about: Mapping[str, Any], lm: str
 ) -> Results:
     """Build the results of the resilience study; `about` is what holds for all pairs."""
-    every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
-    _, _, shown = columns_of(PairResilience)
-    mean = {key: number(every.frame[key].astype(float).mean()) for key in shown}
+    formats = dict.fromkeys(_SHOWN, ".2f")
+    style: dict[str, Any] = {"headings": _SHOWN, "formats": formats}
+    every = Table.of("pairs", pairs, [*pairs[0]], "Scores of every pair", **style)
+    mean = {key: number(every.frame[key].astype(float).mean()) for key in _SHOWN}
+    ranked = sorted(pairs, key=lambda one: math.inf if one["kept"] is None else one["kept"])
     summary = Table.of(
         "summary",
-        sorted(pairs, key=lambda one: math.inf if one.kept is None else one.kept),
-        ["pair", *shown],
+        [{"pair": f"{one['source']}->{one['target']}", **one} for one in ranked],
+        ["pair", *_SHOWN],
         f"r of the old maps on {about['n_test']:,} held-out subjects",
         "By the fraction of the refitted map's r that the old map keeps. Random words need "
         f"model.before. {about['warning'] or ''}",
         headline=True,
+        **style,
     )
     note = (
         f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "
         f"held-out subjects; refitted on {about['n_fit']:,}"
     )
+    numbers = {(one["source"], one["target"]): one for one in pairs}
     ending = ": r per answer of every ordered pair."
-    matrices = list(pair_matrices(_MATRICES, pairs, ending, "", note))
+    matrices = list(pair_matrices(_MATRICES, numbers, ending, "", note))
     return Results(
         study="resilience",
-        values={**about, "mean": mean, "pairs": [asdict(pair) for pair in pairs]},
+        values={**about, "mean": mean, "pairs": list(pairs)},
         scalars={f"test/{name}": value for name, value in mean.items() if value is not None},
         tables=[summary, every, *(table for table, _ in matrices)],
         figures=[figure for _, figure in matrices],
-        verdict=list(_verdict(pairs)),
+        verdict=list(_verdict(ranked)),
     )
 
 
-def _verdict(pairs: Sequence[PairResilience]) -> Iterator[str]:
-    known = [one for one in pairs if one.kept is not None]
-    both = [(one.kept or 0, one.random_kept) for one in known if one.random_kept is not None]
+def _verdict(ranked: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    known = [one for one in ranked if one["kept"] is not None]
+    both = [(one["kept"], one["random_kept"]) for one in known if one["random_kept"] is not None]
     if both:
         share, words = map(fmean, zip(*both, strict=True))
         low, high = mean_interval(torch.tensor([kept - other for kept, other in both]))
@@ -388,12 +364,11 @@ def _verdict(pairs: Sequence[PairResilience]) -> Iterator[str]:
             f"{'too few pairs to tell them apart' if math.isnan(low) else more}."
         )
     elif known:
-        mean = fmean(one.kept or 0 for one in known)
+        mean = fmean(one["kept"] for one in known)
         yield f"The old maps keep {percent(mean)} of r, a mean over {len(known)} pairs."
-    ranked = sorted(known, key=lambda one: one.kept or 0)
-    if len(ranked) > 1:
-        first, last = ranked[0], ranked[-1]
-        yield clean(
-            f"Least is kept of {first.source}->{first.target} ({percent(first.kept)}), most of "
-            f"{last.source}->{last.target} ({percent(last.kept)})."
+    if len(known) > 1:
+        least, most = (
+            f"{one['source']}->{one['target']} ({percent(one['kept'])})"
+            for one in (known[0], known[-1])
         )
+        yield clean(f"Least is kept of {least}, most of {most}.")

@@ -1,8 +1,8 @@
 """The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import chain, product, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,25 +12,27 @@ from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
 from lincorr_lightning.linear_map.scores import (
+    FORMATS,
+    HEADINGS,
+    LOGGED,
+    NUMBERS,
     SPREAD,
+    WAYS,
     PairScore,
-    RidgePoint,
     hits_of,
-    number_columns,
 )
 from lincorr_lightning.linear_map.weights import shown_labels
 from lincorr_lightning.probe.verdict import verdict
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
+from lincorr_lightning.results.table import Table, number, short_name
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
 _MAX_PATHS = 6  # panels
 _MAX_SHOWN = 16  # labels of either side in a figure of W
-_MAX_INFLUENCE_TABLES = 100
 _N_INFLUENCES = 5  # of each label
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
-_HITS = [f"{way}_{n}" for way in ("influenced", "influencing") for n in ("1", "3", "5", "n")]
+_HITS = [f"{way}_{n}" for way in WAYS for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
 _SUMMARY = [
     "pair",
@@ -53,18 +55,19 @@ class ProbeFindings:
     wordings: Sequence[PairScore]  #: Scores of each wording.
     weights: Mapping[Pair, _FLOATS]  #: W of each pair, ``(n_target_labels, n_source_labels)``.
     layout: JointLayout
-    path: Sequence[Mapping[Pair, RidgePoint]]
-    """Scores at each ridge strength; empty when stored maps were scored."""
+    path: Sequence[Mapping[Pair, Mapping[str, Any]]]
+    """Numbers at each ridge strength; empty when stored maps were scored."""
     subjects: Mapping[str, Sequence[str]]  #: Subjects of each half.
     n_fit: int
     n_test: int
 
-    def notable(self, limit: int) -> list[PairScore]:
-        """Return the pairs with a reference, in their order, or those of the highest r."""
-        scored = [score for score in self.scores if score.label_mean is not None]
-        judged = [s for s in scored if self.layout.reference(s.ends).any()]
-        best = sorted(scored, key=lambda score: -(score.label_mean or 0.0))
-        return judged[:limit] or best[: min(limit, _MAX_WEIGHT_FIGURES)]
+    @property
+    def drawn(self) -> list[PairScore]:
+        """The first pairs with a reference, in their order, or those of the highest r."""
+        scored = [score for score in self.scores if score["label_mean"] is not None]
+        judged = [score for score in scored if self.layout.reference(score.ends).any()]
+        best = sorted(scored, key=lambda score: -score["label_mean"])
+        return (judged or best)[:_MAX_WEIGHT_FIGURES]
 
 
 def probe_results(
@@ -94,16 +97,17 @@ def probe_results(
     if layout.left_out:
         values["left_out"] = dict(layout.left_out)
     lm = short_name(lm)
-    strengths = {f"{score.ridge:g}" for score in scores}
+    strengths = {f"{score['ridge']:g}" for score in scores}
     note = (
         f"{findings.n_test:,} held-out subjects; maps fitted on {findings.n_fit:,}; ridge "
         f"{strengths.pop() if len(strengths) == 1 else ridge}"
     )
     tables = {table.name: table for table in _tables(findings)}
+    numbers = {score.ends: score.numbers for score in scores}
     ending = " of every ordered pair, source to target."
-    drawn = pair_matrices(_MATRICES, scores, ending, f" in {lm}", note)
+    drawn = pair_matrices(_MATRICES, numbers, ending, f" in {lm}", note)
     matrices = {table.name: (table, figure) for table, figure in drawn}
-    first = next((score.pair for score in scores if score.best_macro_1 is not None), "")
+    first = next((score.pair for score in scores if score["best_macro_1"] is not None), "")
     rows = tables["answers"].frame.to_dict("records") if "answers" in tables else []
     alone = [row["answer"] for row in rows if row["pair"] == first and row["only_w"] is True]
     return Results(
@@ -116,9 +120,9 @@ def probe_results(
     )
 
 
-def _point(point: RidgePoint) -> dict[str, Any]:
-    hits = {way: hits_of(point, way) for way in ("influenced", "influencing")}
-    return {"ridge": point.ridge, "label_mean": point.label_mean, **hits}
+def _point(point: Mapping[str, Any]) -> dict[str, Any]:
+    hits = {way: hits_of(point, way) for way in WAYS}
+    return {"ridge": point["ridge"], "label_mean": point["label_mean"], **hits}
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
@@ -128,19 +132,17 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
-    shown = sorted(scores, key=lambda score: score.influenced_n is None)[:_MAX_SCALAR_PAIRS]
+    shown = sorted(scores, key=lambda score: score["influenced_n"] is None)[:_MAX_SCALAR_PAIRS]
     safe = safe_names(score.pair for score in shown)
-    priority = {one.name: one.metadata.get("logged") for one in fields(PairScore)}
-    for first, score in product((1, 2), shown):
-        for key in (key for key, value in priority.items() if value == first):
-            if (value := getattr(score, key)) is not None:
-                yield f"{phase}/{key}/{safe[score.pair]}", float(value)
+    for key, score in product(LOGGED, shown):
+        if (value := score[key]) is not None:
+            yield f"{phase}/{key}/{safe[score.pair]}", float(value)
 
 
 class Matrix(NamedTuple):
     """A number of all pairs: the table and the heat map ``<name>_matrix``."""
 
-    number: str  #: Field of the pairs' records.
+    number: str
     name: str
     caption: str
     unit: str = "Pearson r"
@@ -156,22 +158,27 @@ _MATRICES = (
 
 
 def pair_matrices(
-    matrices: Sequence[Matrix], scores: Sequence[Any], caption_end: str, title_end: str, note: str
+    matrices: Sequence[Matrix],
+    numbers: Mapping[Pair, Mapping[str, Any]],
+    caption_end: str,
+    title_end: str,
+    note: str,
 ) -> Iterator[tuple[Table, Figure]]:
     """Yield table and heat map of each matrix whose number is known for some pair.
 
-    They have a row per source and a column per target. `scores` are records of one class with
-    ``source``, ``target`` and the numbers; a figure's caption and title begin with what it shows.
+    They have a row per source and a column per target; a figure's caption and title begin with what
+    it shows.
     """
     from pandas import Series
 
     from lincorr_lightning.results.plots import pairs_heatmap
 
-    names = dict.fromkeys(name for score in scores for name in (score.source, score.target))
-    sources, targets = {score.source for score in scores}, {score.target for score in scores}
-    rows, columns = ([name for name in names if name in side] for side in (sources, targets))
+    names = dict.fromkeys(name for pair in numbers for name in pair)
+    rows, columns = (
+        [name for name in names if name in side] for side in zip(*numbers, strict=True)
+    )
     for matrix in matrices:
-        values = {(s.source, s.target): number(getattr(s, matrix.number)) for s in scores}
+        values = {pair: number(each.get(matrix.number)) for pair, each in numbers.items()}
         if any(value is not None for value in values.values()):
             frame = Series(values, dtype="float64").unstack().reindex(index=rows, columns=columns)
             name = f"{matrix.name}_matrix"
@@ -190,10 +197,9 @@ def pair_matrices(
 def _tables(findings: ProbeFindings) -> Iterator[Table]:
     scores, texts = findings.scores, findings.layout.domains
     # Those without the number are last.
-    excess = {score.ends: score.excess_over_random for score in scores}
+    excess = {score.ends: score["excess_over_random"] for score in scores}
     ranked = sorted(scores, key=lambda x: (excess[x.ends] is None, -(excess[x.ends] or 0.0)))
-    _, headings, formats = columns_of(PairScore)
-    most = max((score.excess_over_random_labels or 0 for score in scores), default=0)
+    most = max((score["excess_over_random_labels"] or 0 for score in scores), default=0)
     compared = f"of up to {most} answers and as many words, " if most else ""
     yield Table.of(
         "summary",
@@ -206,10 +212,12 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         "answer) to which W gives the highest weight; of the nearest word in the LM's head; of the "
         "best baseline. Unrelated prompt: r from the same words after it.",
         headline=True,
-        headings=headings,
-        formats=formats,
+        headings=HEADINGS,
+        formats=FORMATS,
     )
-    yield Table.of("pairs", scores, number_columns(), "Every score of every pair")
+    columns = ["source", "target", *NUMBERS]
+    rows = [score.row() for score in scores]
+    yield Table.of("pairs", rows, columns, "Every score of every pair", formats=FORMATS)
     yield Table.of(
         "label_wise",
         [
@@ -225,17 +233,13 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         yield _answers(findings)
     if findings.path:
         points = [
-            (
-                score.pair,
-                *point[score.ends],
-                *(getattr(score, name) for name in _LEVELS),
-            )
+            {"pair": score.pair, **{name: score[name] for name in _LEVELS}, **point[score.ends]}
             for score in scores
             for point in findings.path
         ]
-        names = ["pair", *RidgePoint._fields, *_LEVELS]
+        names = ["pair", "ridge", "label_mean", *_HITS, "macro_1", *_LEVELS]
         caption = "Correlation and precision at every ridge strength"
-        yield Table.of("ridge_path", points, names, caption, headings=headings, formats=formats)
+        yield Table.of("ridge_path", points, names, caption, headings=HEADINGS, formats=FORMATS)
     if parts := [part for score in scores for part in score.completeness.items()]:
         columns = ["completeness", "pair", "n_labels", "label_mean", *_HITS[:4]]
         rows = [{"completeness": kind, **part.row()} for kind, part in parts]
@@ -243,15 +247,10 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     if len(findings.wordings) > len(scores):
         yield _spread(scores)
         yield _wordings(findings)
-    shown = findings.notable(_MAX_INFLUENCE_TABLES)
-    influences = (row for score in shown for row in _influences(findings, score))
-    hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
+    influences = (row for score in findings.drawn for row in _influences(findings, score))
     caption = "Highest weights of every label"
-    yield Table.of("influences", influences, _INFLUENCE_COLUMNS, caption).sampled(
-        "label", influenced_1=hit
-    )
-    shown = findings.notable(_MAX_WEIGHT_FIGURES)
-    cells = [cell for score in shown for cell in _weight_cells(findings, score)]
+    yield Table.of("influences", influences, _INFLUENCE_COLUMNS, caption)
+    cells = [cell for score in findings.drawn for cell in _weight_cells(findings, score)]
     yield Table.of("weights", cells, _WEIGHT_COLUMNS, "The part of W that figures show")
     yield subjects_table(findings.subjects)
 
@@ -262,35 +261,31 @@ def _answers(findings: ProbeFindings) -> Table:
     for score in (one for one in findings.scores if one.ranks):
         reference = findings.layout.reference(score.ends)
         source, target = (shown_names(findings.layout.domains[name]) for name in score.ends)
-        near = score.ranks.get("causal_inner_product")
         for row, i in enumerate(np.flatnonzero(reference.any(0))):
             ranks = {f"rank_{name}": int(each[row]) for name, each in score.ranks.items()}
+            near = ranks.get("rank_causal_inner_product")
             rows.append(
                 {
                     "pair": score.pair,
                     "answer": source[i],
                     "reference": "|".join(target[j] for j in np.flatnonzero(reference[:, i])),
-                    "only_w": None if near is None else ranks["rank_W"] == 1 < int(near[row]),
+                    "only_w": None if near is None else ranks["rank_W"] == 1 < near,
                     **ranks,
                 }
             )
     names = dict.fromkeys(key for row in rows for key in row)
-    ranks_of = [name for name in names if name.startswith("rank_")]
     return Table.of(
         "answers",
         rows,
         [*names],
         "Rank of the best right target of each source answer, by W and by each baseline",
         "only_w: W is right, and the nearest word (causal_inner_product) is not.",
-        formats=dict.fromkeys(ranks_of, "d"),
+        formats={name: "d" for name in names if name.startswith("rank_")},
     ).sampled("answer", only_w="only_w")
 
 
-# Weights of W and of the nearest word; shares are of the largest weight of the source label.
-_WEIGHT_COLUMNS = (
-    *("pair", "source", "target", "weight", "share"),
-    *("nearest", "nearest_share", "reference"),
-)
+# Weights of W and of the nearest word, as shares of the largest one of the source label.
+_WEIGHT_COLUMNS = ("pair", "source", "target", "share", "nearest_share", "reference")
 
 
 def shown_part(weight: _FLOATS, reference: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
@@ -307,11 +302,8 @@ def shown_part(weight: _FLOATS, reference: npt.NDArray[np.bool_]) -> tuple[list[
     else:
         targets = np.argsort(-weight.max(1), kind="stable")[:_MAX_SHOWN].tolist()
         members = np.argsort(-weight[targets], axis=1, kind="stable").tolist()
-    chosen: dict[int, None] = {}
-    for nth in range(max(map(len, members))):
-        for sources in members:
-            if nth < len(sources) and len(chosen) < _MAX_SHOWN:
-                chosen[sources[nth]] = None
+    in_turn = dict.fromkeys(chain(*zip_longest(*members)))
+    chosen = [source for source in in_turn if source is not None][:_MAX_SHOWN]
     order = {source: i for i, of_one in enumerate(members) for source in reversed(of_one)}
     return targets, sorted(chosen, key=lambda source: order[source])
 
@@ -327,16 +319,16 @@ def _weight_cells(findings: ProbeFindings, score: PairScore) -> Iterator[tuple[A
     ]
     whole = right & np.outer(is_whole[1], is_whole[0])
     targets, sources = shown_part(weight, whole if whole.any() else right)
-    matrices = [weight]
-    if score.nearness is not None:
-        matrices.append(score.nearness.cpu().numpy())
-    largest = [np.abs(matrix).max(0) for matrix in matrices]
+    shares = _shares(weight)
+    near = None if score.nearness is None else _shares(score.nearness.cpu().numpy())
     for i, j in product(targets, sources):
-        cells: list[float | None] = []
-        for matrix, of_source in zip(matrices, largest, strict=True):
-            cells += [float(matrix[i, j]), float(matrix[i, j] / (of_source[j] or 1.0))]
-        cells += [None] * (4 - len(cells))
-        yield score.pair, source[j], target[i], *cells, bool(right[i, j])
+        nearest = None if near is None else float(near[i, j])
+        yield score.pair, source[j], target[i], float(shares[i, j]), nearest, bool(right[i, j])
+
+
+def _shares(matrix: _FLOATS) -> _FLOATS:
+    largest = np.abs(matrix).max(0)
+    return matrix / np.where(largest, largest, 1.0)
 
 
 def shown_names(domain: Domain) -> list[str]:
@@ -346,8 +338,7 @@ def shown_names(domain: Domain) -> list[str]:
 
 def _spread(scores: Sequence[PairScore]) -> Table:
     """Return the spread over wordings of the numbers of the headline table."""
-    _, headings, formats = columns_of(PairScore)
-    shown = [name for name in SPREAD if name in formats]
+    shown = [name for name in SPREAD if name in HEADINGS]
     form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
     rows = [
         {"pair": score.pair, "wordings": spread["n"]}
@@ -357,7 +348,7 @@ def _spread(scores: Sequence[PairScore]) -> Table:
     ]
     caption = "Spread over wordings: mean ± standard deviation (lowest to highest)"
     columns = ["pair", "wordings", *shown]
-    return Table.of("spread", rows, columns, caption, headline=True, headings=headings)
+    return Table.of("spread", rows, columns, caption, headline=True, headings=HEADINGS)
 
 
 def _wordings(findings: ProbeFindings) -> Table:
@@ -413,7 +404,7 @@ def _figures(
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
-    shown = findings.notable(_MAX_WEIGHT_FIGURES)
+    shown = findings.drawn
     safe = safe_names(score.pair for score in shown)
     of_w = [
         Figure(
@@ -424,8 +415,8 @@ def _figures(
             {
                 "pair": score.pair,
                 "lm": lm,
-                "ridge": score.ridge,
-                "right": [score.macro_1, score.causal_inner_product_macro_1],
+                "ridge": score["ridge"],
+                "right": [score["macro_1"], score["causal_inner_product_macro_1"]],
                 "english": _english_names(findings.layout.domains[name] for name in score.ends),
             },
         )
@@ -442,7 +433,7 @@ def _figures(
     main = ("correlation_matrix",) if len(findings.scores) > 2 else ()
     yield from (matrices[name][1] for name in main if name in matrices)
     if "ridge_path" in tables and shown:
-        ridges = {score.pair: score.ridge or 0.0 for score in shown[:_MAX_PATHS]}
+        ridges = {score.pair: score["ridge"] or 0.0 for score in shown[:_MAX_PATHS]}
         draw, options = figures.ridge_path_figure, {"ridges": ridges, "lm": lm}
         caption = "r and right answers along the ridge."
         yield Figure("ridge_path", caption, draw, [tables["ridge_path"]], options)

@@ -5,6 +5,7 @@ Beyond the paper, which leaves the question open (appendix B); the statistics ar
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,16 +48,14 @@ def adjusted_p_values(scores: Sequence[PairScore]) -> Numbers:
     P of a mean over wordings is twice their mean p, which is valid whatever the dependence (Vovk
     and Wang, "Combining p-values via averaging", 2020).
     """
-    p = {
-        score.ends: score.p if score.templates is None else min(2 * score.p, 1.0)
+    p: dict[Pair, Any] = {
+        score.ends: score["p"] if score.templates is None else min(2 * score["p"], 1.0)
         for score in scores
-        if score.p is not None
+        if score["p"] is not None
     }
     q = significance.adjust_for_many(torch.tensor(list(p.values()), dtype=torch.float64)).tolist()
-    return {
-        pair: {"p": number(one), "q": number(adjusted)}
-        for (pair, one), adjusted in zip(p.items(), q, strict=True)
-    }
+    both = zip(p.items(), q, strict=True)
+    return {pair: {"p": one, "q": number(adjusted)} for (pair, one), adjusted in both}
 
 
 def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: Moments) -> Numbers:
@@ -67,10 +66,8 @@ def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: 
     partial_out = [name for name in layout.domains if stem(name) in layout.partial_out]
     if fit is None or not partial_out:
         return numbers
-    for source in layout.sources:
-        if source in partial_out:
-            continue
-        partial = significance.partial_correlation(
+    for source in (name for name in layout.sources if name not in partial_out):
+        r, unique = significance.partial_correlation(
             fit,
             test,
             layout.columns(source),
@@ -78,13 +75,12 @@ def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: 
             torch.cat([layout.columns(name) for name in partial_out]),
             solver.per_target_ridge(layout, source, fitted.ridges),
         )
-        unique = dict(split_targets(layout, source, partial.unique.cpu()))
-        for target, r in split_targets(layout, source, partial.r.cpu()):
+        for target, parts in split_targets(layout, source, torch.stack([r, unique]).cpu()):
             if target not in partial_out:
-                both = torch.stack([alone[source, target], unique[target]])
+                both = torch.stack([alone[source, target], parts[1]])
                 explained, beyond = both[:, ~both.isnan().any(0)].sum(1).tolist()
                 numbers[source, target] = {
-                    "partial_label_mean": mean_r(r),
+                    "partial_label_mean": mean_r(parts[0]),
                     "through_given": number(1 - beyond / explained) if explained > 0 else None,
                 }
     return numbers

@@ -240,9 +240,10 @@ class LMRuns:
         if self.tokenizer is None or self.find("influenced_1", relation) is None:
             return {}
         tokenized = TokenizedRelation.of(relation, Catalogue.load(), self.tokenizer)
-        rates = random_hit_rates(torch.from_numpy(tokenized.reference_mask))
-        ways = ("influenced", "influencing")
-        return {way: rate.rates.tolist() for way, rate in zip(ways, rates, strict=True)}
+        mask = torch.from_numpy(tokenized.reference_mask)
+        ways = {"influenced": mask, "influencing": mask.T}
+        rates = {way: random_hit_rates(right) for way, right in ways.items()}
+        return {way: [float(rate[n] or 0) for n in "135"] for way, rate in rates.items()}
 
 
 class _LeftOutError(Exception):

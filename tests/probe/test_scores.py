@@ -102,9 +102,9 @@ def test_hits_are_those_of_each_kind_alone() -> None:
                 rivals = [i for i in range(4) if i in mine or not reference[i, column]]
                 ranked = sorted(rivals, key=lambda i, c=column: -float(weight[i, c]))
                 hits.append(ranked[0] in right)
-        assert score.influenced_n == len(hits)
-        assert score.influenced_1 == pytest.approx(np.mean(hits))
-        assert score.label_mean == pytest.approx(float(r[mine].mean()))
+        assert score["influenced_n"] == len(hits)
+        assert score["influenced_1"] == pytest.approx(np.mean(hits))
+        assert score["label_mean"] == pytest.approx(float(r[mine].mean()))
     assert by_completeness(whole, weight, reference, [Completeness.WHOLE] * 4) == {}
 
 
