@@ -16,7 +16,6 @@ from lincorr_lightning.linear_map.scores import (
     HEADINGS,
     LOGGED,
     NUMBERS,
-    SPREAD,
     WAYS,
     PairScore,
     hits_of,
@@ -30,7 +29,6 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
 _MAX_PATHS = 6  # panels
 _MAX_SHOWN = 16  # labels of either side in a figure of W
-_N_INFLUENCES = 5  # of each label
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _HITS = [f"{way}_{n}" for way in WAYS for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
@@ -245,11 +243,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         rows = [{"completeness": kind, **part.row()} for kind, part in parts]
         yield Table.of("completeness", rows, columns, "Scores by completeness of the target labels")
     if len(findings.wordings) > len(scores):
-        yield _spread(scores)
         yield _wordings(findings)
-    influences = (row for score in findings.drawn for row in _influences(findings, score))
-    caption = "Highest weights of every label"
-    yield Table.of("influences", influences, _INFLUENCE_COLUMNS, caption)
     cells = [cell for score in findings.drawn for cell in _weight_cells(findings, score)]
     yield Table.of("weights", cells, _WEIGHT_COLUMNS, "The part of W that figures show")
     yield subjects_table(findings.subjects)
@@ -336,21 +330,6 @@ def shown_names(domain: Domain) -> list[str]:
     return shown_labels(domain.texts, domain.answer_texts)
 
 
-def _spread(scores: Sequence[PairScore]) -> Table:
-    """Return the spread over wordings of the numbers of the headline table."""
-    shown = [name for name in SPREAD if name in HEADINGS]
-    form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
-    rows = [
-        {"pair": score.pair, "wordings": spread["n"]}
-        | {name: form.format(**spread[name]) for name in shown if name in spread}
-        for score in scores
-        if (spread := score.templates)
-    ]
-    caption = "Spread over wordings: mean ± standard deviation (lowest to highest)"
-    columns = ["pair", "wordings", *shown]
-    return Table.of("spread", rows, columns, caption, headline=True, headings=HEADINGS)
-
-
 def _wordings(findings: ProbeFindings) -> Table:
     prompt = {name: one.knowledge.template for name, one in findings.layout.domains.items()}
     by_wording = {score.ends: score for score in findings.wordings}
@@ -362,26 +341,6 @@ def _wordings(findings: ProbeFindings) -> Table:
             rows.append(by_wording[ends].row() | names)
     columns = dict.fromkeys(["pair", "wording", *rows[0]])
     return Table.of("wordings", rows, [*columns], "Every score of every pair in each wording")
-
-
-# A `token` is a target of the source `label` (influenced), or a source of the target `label`
-# (influencing); `in_reference` is None for labels without a reference.
-_INFLUENCE_COLUMNS = ["pair", "direction", "label", "rank", "token", "weight", "in_reference"]
-
-
-def _influences(findings: ProbeFindings, score: PairScore) -> Iterator[tuple[Any, ...]]:
-    """Yield the highest weights of every label of a pair, in both directions."""
-    weight, known = findings.weights[score.ends], findings.layout.reference(score.ends)
-    sources, targets = (findings.layout.domains[name].texts for name in score.ends)
-    for direction, labels, tokens, matrix, right in (
-        ("influenced", sources, targets, weight.T, known.T),
-        ("influencing", targets, sources, weight, known),
-    ):
-        order = np.argsort(-matrix, axis=1, kind="stable")[:, :_N_INFLUENCES]
-        for label, best, weights, is_right in zip(labels, order, matrix, right, strict=True):
-            for rank, j in enumerate(best, start=1):
-                in_reference = bool(is_right[j]) if is_right.any() else None
-                yield score.pair, direction, label, rank, tokens[j], float(weights[j]), in_reference
 
 
 def _english_names(domains: Iterable[Domain]) -> dict[str, str]:

@@ -165,7 +165,7 @@ def test_scalars(results: Results) -> None:
 def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
     names = {table.name for table in results.tables}
     matrices = {"correlation_matrix", "std_matrix", "instance_matrix"}
-    others = {"summary", "pairs", "label_wise", "answers", "ridge_path", "influences", "weights"}
+    others = {"summary", "pairs", "label_wise", "answers", "ridge_path", "weights"}
     assert names == matrices | others | {"random_words_matrix", "subjects"}
     entries = results.values["pairs"]
     for row, entry in zip(cells(results, "pairs"), entries, strict=True):
@@ -251,29 +251,6 @@ def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None
         for label, r in zip(LABELS[score.target], score.label_r.tolist(), strict=True):
             expected = {"pair": score.pair, "label": label, "r": None if math.isnan(r) else r}
             assert next(rows) == expected
-
-
-def test_influences_are_the_highest_weights() -> None:
-    weight = np.random.default_rng(1).normal(size=(2, 4))
-    weights = {score.ends: weight for score in make_scores()}
-    rows = cells(make_results(weights=weights), "influences")
-    assert {row["pair"] for row in rows} == {"city->country"}, "the pair with a reference"
-    right = {("Paris", "France"), ("Lyon", "France"), ("Rome", "Italy")}
-    for direction, labels, tokens, w in (
-        ("influenced", LABELS["city"], LABELS["country"], weight.T),
-        ("influencing", LABELS["country"], LABELS["city"], weight),
-    ):
-        shown = [row for row in rows if row["direction"] == direction]
-        assert len(shown) == w.size
-        for i, label in enumerate(labels):
-            members = [row for row in shown if row["label"] == label]
-            best = sorted(zip(w[i], tokens, strict=True), reverse=True)
-            assert [(row["weight"], row["token"]) for row in members] == best
-            assert [row["rank"] for row in members] == [k + 1 for k in range(len(best))]
-            for row in members:
-                ends = (label, row["token"])
-                expected = None if label == "a|b *c*" else ends in right or ends[::-1] in right
-                assert row["in_reference"] is expected
 
 
 def test_without_references_the_best_pairs_are_shown() -> None:
