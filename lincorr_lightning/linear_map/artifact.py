@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CONFIG, _TENSORS, _WAY_OUT = stored.CONFIG_FILE, stored.TENSORS_FILE, stored.WAY_OUT
+_CONFIG, _TENSORS = stored.CONFIG_FILE, stored.TENSORS_FILE
 _CHECKSUM = "sha256"  # of the safetensors file
-# What reading a file or a mapping raises that is not as `LinearMap.save` wrote it.
-_READING = (LinearMapError, SafetensorError, OSError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -115,20 +112,12 @@ class LinearMap:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
 
     def _check(self) -> None:
-        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         for pair, one in self._maps.items():
-            n_source, n_target = (len(self.labels(name)) for name in pair.split("->"))
-            shapes[f"{pair}/weight"] = one.weight, (n_target, n_source)
-            shapes[f"{pair}/bias"] = one.bias, (n_target,)
+            source, target = map(self.label_set, pair.split("->"))
+            stored.check_pair(pair, source, target, one.weight, one.nearest, one.bias)
         for name, labels in self._knowledge.items():
-            shapes[f"{name}/token_ids"] = torch.tensor(labels.token_ids), (len(labels.texts),)
-        for key, (tensor, shape) in shapes.items():
-            if tuple(tensor.shape) != shape:
-                raise LinearMapError(
-                    f"{key} has the shape {tuple(tensor.shape)}; the labels need {shape}."
-                )
-            if not tensor.isfinite().all():
-                raise LinearMapError(f"{key} holds NaN or infinite numbers.")
+            if len(labels.token_ids) != len(labels.texts):
+                raise LinearMapError(f"{name}/token_ids are not as many as its labels.")
 
     @property
     def pairs(self) -> list[str]:
@@ -224,12 +213,10 @@ class LinearMap:
                     "LM with `lincorr fit`."
                 )
 
-    def check_domains(
-        self, domains: Iterable[Domain], lm: LanguageModel, same_tokens: bool = True
-    ) -> None:
+    def check_domains(self, domains: Iterable[Domain], lm: LanguageModel) -> None:
         """Refuse to map between other prompts, or other labels, than the map was fitted with.
 
-        Without `same_tokens` the labels are left to the caller, as between two tokenizers.
+        The tokens of labels may differ, as between two tokenizers.
         """
         for domain in domains:
             name, prompt = domain.knowledge.name, lm.lead_in + domain.knowledge.template
@@ -240,12 +227,7 @@ class LinearMap:
                     f"run has {prompt!r}. Take the same knowledge files, prefix and chat template, "
                     "or fit a map with these."
                 )
-            if same_tokens and list(labels.token_ids) != list(domain.token_ids):
-                raise LinearMapError(
-                    f"the linear map has other labels of {name} than this run: "
-                    f"{len(labels.token_ids)} against {len(domain.token_ids)}. Fit it with the "
-                    "same knowledge files, or leave linear_map null."
-                )
+            require_same_labels(name, labels.texts, domain.texts, f"the map of {self.lm}")
 
     def save(self, folder: str | Path) -> None:
         """Write the artifact: ``config.json`` and ``linear_map.safetensors``.
@@ -284,14 +266,14 @@ class LinearMap:
         """
         folder = Path(folder)
         config = stored.read_config(folder)
-        try:
+        with stored.reading(folder):
             tensors = load_file(regular_file(folder / _TENSORS))
             maps = {
                 pair: PairMap(
                     tensors[f"{pair}/weight"],
                     tensors[f"{pair}/bias"],
                     float(entry["ridge"]),
-                    entry.get("reference", ()),
+                    [list(right) for right in entry.get("reference", ())],
                     tensors.get(f"{pair}/nearest"),
                 )
                 for pair, entry in config["pairs"].items()
@@ -302,15 +284,22 @@ class LinearMap:
             linear_map = cls(maps, knowledge, lm["name_or_path"], lm["fingerprint"])
             if config[_CHECKSUM] != _checksum(folder / _TENSORS):
                 raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
-        except _READING as error:
-            reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-            raise LinearMapError(
-                f"cannot read {folder}: {_TENSORS} or {_CONFIG} is damaged or missing ({reason}). "
-                f"{_WAY_OUT}"
-            ) from error
         if language_model is not None:
             linear_map.check_labels(language_model.tokenizer)
         return linear_map
+
+
+def require_same_labels(name: str, labels: Sequence[str], here: Sequence[str], whose: str) -> None:
+    """Refuse other labels of a kind of knowledge than a map has, or the LM that it is fitted on."""
+    if list(labels) != list(here):
+        only_there, only_here = (
+            listed(sorted({*a} - {*b})) for a, b in ((labels, here), (here, labels))
+        )
+        raise LinearMapError(
+            f"{name} has other labels in this LM than in {whose}, or in another order: only there "
+            f"{only_there}; only here {only_here}. Maps are between the same labels: take an LM "
+            f"whose tokenizer gives these and the same knowledge files, or leave {name} out."
+        )
 
 
 def _get(parts: Mapping[str, T], name: str, kind: str) -> T:

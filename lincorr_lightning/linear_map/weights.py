@@ -4,13 +4,15 @@ import argparse
 import csv
 import difflib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.io import atomic_write, read_json, regular_file
@@ -54,7 +56,8 @@ class LabelSet:
         """Read what `to_json` returns; raise LookupError or TypeError if it is not so."""
         template, texts = entry["template"], entry["labels"]
         "".join([*texts, template])  # a TypeError if one is no text
-        return cls(name, template, texts, entry["token_ids"], entry.get("answers", ()))
+        answers = [list(members) for members in entry.get("answers", ())]
+        return cls(name, template, texts, entry["token_ids"], answers)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of the kind of knowledge in ``config.json``."""
@@ -191,6 +194,41 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn what reading files raises that are not as `LinearMap.save` wrote them into one error."""
+    try:
+        yield
+    except (
+        *(LinearMapError, SafetensorError, OSError, LookupError),
+        *(TypeError, ValueError, AttributeError),
+    ) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise LinearMapError(
+            f"cannot read {folder}: {TENSORS_FILE} or {CONFIG_FILE} is damaged or missing "
+            f"({reason}). {WAY_OUT}"
+        ) from error
+
+
+def check_pair(
+    pair: str,
+    source: LabelSet,
+    target: LabelSet,
+    weight: Any,
+    nearest: Any = None,
+    bias: Any = None,
+) -> None:
+    """Refuse tensors or arrays of other shapes than the labels need, or with NaN."""
+    n = len(target.texts)
+    shapes = {"weight": (n, len(source.texts)), "nearest": (n, len(source.texts)), "bias": (n,)}
+    for (name, shape), part in zip(shapes.items(), (weight, nearest, bias), strict=True):
+        if part is not None and tuple(part.shape) != shape:
+            own = tuple(part.shape)
+            raise LinearMapError(f"{pair}/{name} has the shape {own}; the labels need {shape}.")
+        if part is not None and not np.isfinite(np.asarray(part)).all():
+            raise LinearMapError(f"{pair}/{name} holds NaN or infinite numbers.")
+
+
 def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
     """Print the weights of an answer, as the command line behind ``lincorr weights`` says."""
     parser = argparse.ArgumentParser(prog="lincorr weights", description=_HELP)
@@ -212,12 +250,9 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
     if not folder.is_dir() and (maps := sorted(run.glob("*/linear_map"))):
         names = ", ".join(str(path.parent) for path in maps)
         raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
-    try:
-        title, read = _read(folder, options.pair)
-        rows, lines = _of_answer(read, options) if options.label else _of_pair(read)
-        lines += _precision(folder.parent, options.pair)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise LinearMapError(f"{folder}: it was changed ({error}). {WAY_OUT}") from error
+    title, read = _read(folder, options.pair)
+    rows, lines = _of_answer(read, options) if options.label else _of_pair(read)
+    lines += _precision(folder.parent, options.pair)
     write_out("\n".join([title, *lines]) + "\n")
     if options.csv:
         with atomic_write(Path(options.csv)) as part, part.open("w", newline="") as file:
@@ -231,17 +266,21 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
 def _read(folder: Path, pair: str) -> tuple[str, PairWeights]:
     """Return a title and what stands in the files of a pair."""
     config = read_config(folder)
-    if pair not in config["pairs"]:
+    if pair not in config.get("pairs", {pair: {}}):
         known = ", ".join(list(config["pairs"])[:8])
         raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
-    entry, lm = config["pairs"][pair], config["lm"]["name_or_path"]
-    source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
-    weight, nearest = _read_weights(folder, pair)
-    for matrix in (weight, weight if nearest is None else nearest):
-        if matrix.shape != (len(target.texts), len(source.texts)) or not np.isfinite(matrix).all():
-            raise ValueError("its numbers of labels and weights differ, or a weight is NaN")
-    title = f"W of {pair} in {lm}, ridge {entry['ridge']:g}"
-    return title, PairWeights(source, target, weight, nearest, entry.get("reference", ()))
+    with reading(folder), safe_open(regular_file(folder / TENSORS_FILE), "numpy") as tensors:
+        entry = config["pairs"][pair]
+        source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
+        parts = {
+            name: tensors.get_tensor(f"{pair}/{name}")
+            for name in ("weight", "nearest")
+            if f"{pair}/{name}" in tensors.keys()  # noqa: SIM118
+        }
+        check_pair(pair, source, target, **parts)
+        title = f"W of {pair} in {config['lm']['name_or_path']}, ridge {entry['ridge']:g}"
+        reference = [list(right) for right in entry.get("reference", ())]
+        return title, PairWeights(source, target, **parts, reference=reference)
 
 
 def _of_answer(
@@ -286,19 +325,6 @@ def _of_pair(read: PairWeights) -> tuple[list[AnswerRank], list[str]]:
     if len(alone) > _N_SHOWN:
         lines.append(f"  and {len(alone) - _N_SHOWN} more; all, and all ranks: --csv FILE")
     return rows, lines
-
-
-def _read_weights(folder: Path, pair: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-    """Return W and the weights of the nearest word, where known."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(regular_file(folder / TENSORS_FILE), "numpy") as tensors:
-            key = f"{pair}/nearest"
-            nearest = tensors.get_tensor(key) if key in tensors.keys() else None  # noqa: SIM118
-            return tensors.get_tensor(f"{pair}/weight"), nearest
-    except (SafetensorError, OSError) as error:
-        raise LinearMapError(f"cannot read {folder}: {error}. {WAY_OUT}") from error
 
 
 def _precision(run: Path, pair: str) -> list[str]:

@@ -12,13 +12,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
-from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.functional.significance import mean_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map import fitting
-from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.artifact import LinearMap, require_same_labels
 from lincorr_lightning.linear_map.baselines import beside_baselines
 from lincorr_lightning.linear_map.fitting import Ridge
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
@@ -153,33 +153,19 @@ class MapResilience(LMStudy):
             if words != words_before:
                 self.layout = replace(self.layout, words={})
                 self.layout_before = replace(self.layout_before, words={})
-            labels = {name: one.texts for name, one in self.layout_before.domains.items()}
-            self._check_labels(labels, self.before.config.name_or_path)
+            then, now = (
+                {name: one.texts for name, one in layout.domains.items()}
+                for layout in (self.layout_before, self.layout)
+            )
+            for name in then | now:
+                sides = then.get(name, []), now.get(name, [])
+                require_same_labels(name, *sides, self.before.config.name_or_path)
         if self.stored is not None:
-            used = [name for name in self.stored.knowledge if name in self.layout.domains]
-            labels = {name: self.stored.labels(name) for name in used}
-            self._check_labels(labels, f"the map of {self.stored.lm}")
-            self.stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
+            self.stored.check_domains(self.layout.domains.values(), self.lm)
         chooses_ridges = self.stored is None and ridge == "auto"
         self.moments = HalfMoments(self.layout, chooses_ridges=False)
         self.moments_before = HalfMoments(self.layout_before, chooses_ridges)
         self.ridges: dict[Pair, float] = {}  #: Strengths of the maps of both LMs, after a test.
-
-    def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
-        """Refuse other labels; their token ids may differ, because maps are between labels."""
-        own = {name: domain.texts for name, domain in self.layout.domains.items()}
-        for name in dict.fromkeys([*own, *labels]):
-            here, there = own.get(name, []), labels.get(name, [])
-            if here != there:
-                only_here, only_there = (
-                    listed(sorted(set(a) - set(b))) for a, b in ((here, there), (there, here))
-                )
-                raise LinearMapError(
-                    f"{name} has other labels in {self.lm.config.name_or_path} than in {whose}, or "
-                    f"in another order: only there {only_there}; only here {only_here}. A map can "
-                    "be tested between LMs whose tokenizers give the same labels; leave "
-                    f"{name} out of model.pairs, or fit the map with the same knowledge files."
-                )
 
     def prepare_lm(self) -> None:
         """Load the LM before, too."""

@@ -170,10 +170,7 @@ def test_wrong_arguments_are_refused(run: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda config: config.pop("pairs"),
-        lambda config: config["pairs"][PAIR].update(ridge=None),
         lambda config: config["pairs"][PAIR].update(reference=[0]),
-        lambda config: config["knowledge"]["country"]["labels"].pop(),
         lambda config: config["knowledge"]["city"].update(answers=None),
         lambda config: [
             k.update(labels=k["labels"][1:], answers=[]) for k in config["knowledge"].values()
@@ -186,7 +183,7 @@ def test_a_changed_map_is_refused(run: Path, change: Callable[[Any], Any]) -> No
     config = json.loads(path.read_text())
     change(config)
     path.write_text(json.dumps(config))
-    with pytest.raises(LinearMapError, match="linear_map: it was changed"):
+    with pytest.raises(LinearMapError, match=r"linear_map: .* is damaged or missing"):
         main(["weights", str(run), PAIR, "Rome"])
 
 
