@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.functional.least_squares import LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import moments_of
@@ -31,25 +31,6 @@ def test_equals_scikit_learn(n: int, k: int, rank: int) -> None:
     held_out, _ = _data(400, k, rank)
     ours, theirs = held_out @ weight.T + bias, oracle.predict(held_out)
     assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
-
-
-@pytest.mark.parametrize("ridge", [0.1, 1e4])
-def test_ridge_equals_scikit_learn(ridge: float) -> None:
-    x, y = _data(300, 25, 25)
-    weight, bias = _solve(x, y, ridge)
-    oracle = Ridge(alpha=ridge).fit(x, y)
-    np.testing.assert_allclose(weight, oracle.coef_, atol=1e-9)
-    np.testing.assert_allclose(bias, oracle.intercept_, atol=1e-8)
-
-
-def test_one_ridge_per_target() -> None:
-    x, y = _data(300, 25, 25)
-    m = moments_of(torch.from_numpy(np.hstack([x, y])))
-    squares = LeastSquares(m.scatter[:25, :25], m.scatter[:25, 25:])
-    grid = [0.0, 1.0, 100.0]
-    mixed = squares.weight(torch.tensor([grid[i % 3] for i in range(7)]))
-    for i in range(7):
-        torch.testing.assert_close(mixed[i], squares.weight(grid[i % 3])[i])
 
 
 def test_constant_source_gives_zero_weight() -> None:

@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
-from lincorr_lightning.lm.vocabulary import sample_subjects
-from tests.probe.test_module import TEMPLATES, read_alone, run_probe
+from tests.probe.test_module import run_probe
 from tests.toys import word_tokenizer
 
 PAIR = "city->country"
@@ -27,42 +24,6 @@ def lm(small_lm: str) -> LanguageModel:
 @pytest.fixture(scope="module")
 def relation(lm: LanguageModel) -> TokenizedRelation:
     return TokenizedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
-
-
-@pytest.fixture(scope="module")
-def naive(
-    lm: LanguageModel, relation: TokenizedRelation
-) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Subjects, and the logits of source and target, one prompt at a time."""
-    subjects = sample_subjects(lm.tokenizer, 200, seed=1)
-    source, target = (
-        read_alone(
-            lm, [TEMPLATES[domain.knowledge.name].format(x) for x in subjects], domain.token_ids
-        )
-        for domain in (relation.source, relation.target)
-    )
-    return subjects, source, target
-
-
-def test_equal_scikit_learn(
-    lm: LanguageModel,
-    relation: TokenizedRelation,
-    naive: tuple[list[str], np.ndarray, np.ndarray],
-) -> None:
-    subjects, source, target = naive
-    maps = [fit_linear_map(lm, relation, subjects, ridge) for ridge in (0.0, 10.0, 1000.0)]
-    oracles = [LinearRegression(), Ridge(alpha=10.0), Ridge(alpha=1000.0)]
-    assert [fitted.ridge for fitted in maps] == [{PAIR: ridge} for ridge in (0.0, 10.0, 1000.0)]
-    for fitted, oracle in zip(maps, oracles, strict=True):
-        theirs = oracle.fit(source, target).predict(source)
-        ours = fitted.predict(PAIR, torch.from_numpy(source)).numpy()
-        assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
-    assert maps[0].token_ids("city") == relation.source.token_ids
-    assert maps[0].labels("country") == relation.target.texts
-    assert maps[0].label_set("city").template == "{} lives in the city of"
-    assert maps[0].fingerprint == lm.fingerprint
-    np.testing.assert_allclose(maps[1].weight(PAIR), oracles[1].coef_, atol=1e-5)
-    np.testing.assert_allclose(maps[1].bias(PAIR), oracles[1].intercept_, atol=1e-5)
 
 
 @pytest.mark.parametrize("ridge", [0.0, "auto"])

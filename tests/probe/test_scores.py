@@ -9,14 +9,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lincorr_lightning.callbacks import Generalization
-from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.scores import PairScore, by_completeness
-from lincorr_lightning.lm.config import LMConfig
 from tests.probe.test_module import run_probe
-from tests.toys import quiet_trainer, read_table, save_toy_lm
+from tests.toys import read_table, save_toy_lm
 
 KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]
 PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por ##tugal"
@@ -61,29 +57,6 @@ def test_a_probe_reports_scores_by_completeness(
     rows = {row["completeness"]: row for row in read_table(run / "tables" / "completeness.csv")}
     assert {kind: int(row["n_labels"]) for kind, row in rows.items()} == counts
     assert rows["whole"]["influenced_n"] == "3"
-
-
-def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_path: Path) -> None:
-    answers = ["Paris", "Auckland", "Lisbon", "Lisbon"]
-    path = tmp_path / "edits.jsonl"
-    path.write_text(
-        "\n".join(json.dumps({"subject": f"name{i}", "answer": a}) for i, a in enumerate(answers))
-    )
-    model = SourceFinetune(lm=LMConfig(name_or_path=cutting_lm), protocol="joint")
-    data = EditsDataModule(
-        model.lm, "city->country", edits_file=str(path), subwords=True, training=model.edit_training
-    )
-    trainer = quiet_trainer(tmp_path, callbacks=[Generalization(controls=[])])
-    trainer.fit(model, datamodule=data)
-    run = Path(trainer.log_dir or "")
-    results = json.loads((run / "results.json").read_text())
-    assert {k: v["n"] for k, v in results["completeness"].items()} == {
-        "whole": 1,
-        "phrase": 1,
-        "subword": 2,
-    }
-    found = [row["completeness"] for row in read_table(run / "tables" / "cases.csv")]
-    assert found == ["whole", "phrase", "subword", "subword"]
 
 
 def test_hits_are_those_of_each_kind_alone() -> None:

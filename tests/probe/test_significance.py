@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from tests.probe.test_module import run_probe
-from tests.toys import mean_r, read_table
+from tests.toys import read_table
 
 pytestmark = pytest.mark.slow
 
@@ -69,31 +69,6 @@ def _logits(probe: LinearProbe, run: Path, half: str, name: str, prompt: str = "
     prompts = [(prompt or domain.knowledge.template).format(x) for x in subjects]
     lm = LanguageModel.from_pretrained("tiny-world")
     return lm.domain_logits(prompts, domain.token_ids).numpy()
-
-
-def test_errors_are_those_of_a_bootstrap_over_subjects(found: Any) -> None:
-    results, probe, _, run = found
-    pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
-    x, y = (_logits(probe, run, "test", name) for name in ("country", "city"))
-    predicted = (
-        LinearRegression()
-        .fit(*(_logits(probe, run, "fit", name) for name in ("country", "city")))
-        .predict(x)
-    )
-    fit, test = (_logits(probe, run, h, "country", "One day, {} saw a") for h in ("fit", "test"))
-    controlled = LinearRegression().fit(fit, _logits(probe, run, "fit", "city")).predict(test)
-    rng = np.random.default_rng(0)
-
-    def drawn_r(predicted: np.ndarray, rows: np.ndarray) -> float:
-        u, v = (part[rows] - part[rows].mean(0) for part in (predicted, y))
-        return float(((u * v).sum(0) / np.sqrt((u**2).sum(0) * (v**2).sum(0))).mean())
-
-    drawn = [rng.integers(len(y), size=len(y)) for _ in range(200)]
-    own = np.array([drawn_r(predicted, rows) for rows in drawn])
-    assert pair["label_mean"] == pytest.approx(mean_r(predicted, y), abs=1e-6)
-    excess = mean_r(predicted, y) - mean_r(controlled, y)
-    assert pair["excess"] == pytest.approx(excess, abs=1e-5)
-    assert pair["label_error"] == pytest.approx(own.std(), rel=0.2)
 
 
 def test_partial_r_is_that_of_scikit_learn(found: Any) -> None:

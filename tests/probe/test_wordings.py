@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.linear_model import Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.errors import ConfigError
@@ -162,27 +162,6 @@ def test_scores_are_means_over_wordings(fitted: Fitted, oracle: Any) -> None:
     ]
     ours = [float(row["label_mean"]) for row in rows]
     assert ours == pytest.approx([r for own in oracle.values() for r, *_ in own], abs=1e-5)
-
-
-def test_partial_r_is_a_mean_over_wordings(
-    logits: Callable[..., np.ndarray], fitted: Fitted
-) -> None:
-    pairs = {f"{p['source']}->{p['target']}": p for p in results_of(fitted[2])["pairs"]}
-    z = {half: logits(half, TEAM, "team") for half in ("fit", "test")}
-
-    def without_team(prompt: str, name: str) -> dict[str, np.ndarray]:
-        own = {half: logits(half, prompt, name) for half in z}
-        removed = LinearRegression().fit(z["fit"], own["fit"])
-        return {half: own[half] - removed.predict(z[half]) for half in z}
-
-    r = []
-    for prompts in WORDINGS["town->land"]:
-        x, y = map(without_team, prompts, ("town", "land"))
-        predicted = Ridge(alpha=1.0).fit(x["fit"], y["fit"]).predict(x["test"])
-        by_label = zip(predicted.T, y["test"].T, strict=True)
-        r.append(np.mean([stats.pearsonr(p, t)[0] for p, t in by_label]))
-    assert pairs["town->land"]["partial_label_mean"] == pytest.approx(np.mean(r), abs=1e-5)
-    assert pairs["team->land"]["partial_label_mean"] is None
 
 
 def test_each_point_of_the_ridge_path_is_a_mean(fitted: Fitted) -> None:
