@@ -147,7 +147,7 @@ class PairScore:
         numbers: Those of `NUMBERS` that are known.
         templates: Number of wordings whose means the scores are, and their spread, see
             `over_wordings`.
-        completeness: Scores by completeness of the target labels, see `by_completeness`.
+        completeness: Numbers by completeness of the target labels, see `by_completeness`.
         label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
         ranks: Rank of the best right target label of each source label with a reference,
             ``(n_judged,)``, by ``W`` and by each baseline.
@@ -158,7 +158,7 @@ class PairScore:
     target: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
     templates: Mapping[str, Any] | None = None
-    completeness: Mapping[str, "PairScore"] = field(default_factory=dict)
+    completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     label_r: npt.NDArray[np.floating[Any]] = field(default_factory=lambda: np.empty(0))
     ranks: Mapping[str, Tensor] = field(default_factory=dict)
     nearness: Tensor | None = None
@@ -193,7 +193,7 @@ class PairScore:
             kind: {
                 "n_labels": part["n_labels"],
                 "label_mean": part["label_mean"],
-                "influenced": hits_of(part.numbers, "influenced"),
+                "influenced": hits_of(part, "influenced"),
             }
             for kind, part in self.completeness.items()
         }
@@ -249,26 +249,22 @@ def over_wordings(scores: Mapping[Pair, PairScore]) -> list[PairScore]:
     means = []
     for wordings in wordings_of(scores).values():
         members = [scores[one] for one in wordings]
-        mean = members[0]
+        mean = first = members[0]
         if len(members) > 1:
-            mean = replace(mean_score(members), templates=_spread(members))
+            numbers = mean_numbers([each.numbers for each in members])
+            label_r = torch.from_numpy(np.stack([each.label_r for each in members]))
+            mean = replace(
+                first,
+                numbers=numbers | {"ridge": first["ridge"]},
+                templates=_spread(members),
+                completeness={
+                    kind: mean_numbers([each.completeness[kind] for each in members])
+                    for kind in first.completeness
+                },
+                label_r=label_r.nanmean(0).numpy(),
+            )
         means.append(mean)
     return means
-
-
-def mean_score(scores: Sequence[PairScore]) -> PairScore:
-    """Return the mean of each number over the scores that have it, and otherwise the first."""
-    first = scores[0]
-    numbers = mean_numbers([each.numbers for each in scores])
-    return replace(
-        first,
-        numbers=numbers | {"ridge": first["ridge"]},
-        label_r=torch.from_numpy(np.stack([each.label_r for each in scores])).nanmean(0).numpy(),
-        completeness={
-            kind: mean_score([each.completeness[kind] for each in scores])
-            for kind in first.completeness
-        },
-    )
 
 
 def mean_numbers(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -330,10 +326,11 @@ def score_maps(
             numbers |= {"n_references": len(set(groups)), **_hits(weight, right, groups)}
             for way, mask in zip(WAYS, (right, right.T), strict=True):
                 numbers |= _named(f"chance_{way}", random_hit_rates(mask))
-        one = PairScore(*pair, numbers, label_r=r[pair].numpy(), ranks=ranks)
-        completeness = layout.domains[pair[1]].completeness
-        parts = by_completeness(one, weight, right, completeness)
-        scores.append(replace(one, completeness=parts))
+        kinds = layout.domains[pair[1]].completeness
+        parts = by_completeness(r[pair], weight, right, kinds)
+        label_r = r[pair].numpy()
+        one = PairScore(*pair, numbers, completeness=parts, label_r=label_r, ranks=ranks)
+        scores.append(one)
     return scores
 
 
@@ -354,33 +351,27 @@ def _named(name: str, rates: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_completeness(
-    whole: PairScore,
-    weight: Tensor,
-    right: Tensor,
-    completeness: Sequence[Completeness],
-) -> dict[str, PairScore]:
-    """Return the scores by completeness of the target labels (paper, appendix K, table 18).
+    r: Tensor, weight: Tensor, right: Tensor, completeness: Sequence[Completeness]
+) -> dict[str, dict[str, Any]]:
+    """Return numbers by completeness of the target labels (paper, appendix K, table 18).
 
     Of each completeness, r, the number of labels and Hit@N of influenced targets. Of the source
     labels with a right target of one completeness, it is the fraction for which one of them is
-    among the N highest; right ones of other completeness do not compete. `whole` are the pair's
-    scores, `completeness` is that of each target label: if all are equally complete, there are no
-    scores. Which label pairs are `right` has the shape of W, ``(n_target, n_source)``.
+    among the N highest; right ones of other completeness do not compete. R and `completeness` are
+    those of each target label: if all are equally complete, there are no numbers. Which label pairs
+    are `right` has the shape of W, ``(n_target, n_source)``.
     """
-    scores: dict[str, PairScore] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for kind in Completeness if len(set(completeness)) > 1 else ():
         chosen = torch.tensor([other is kind for other in completeness])
-        if not chosen.any():
-            continue
-        numbers: dict[str, Any] = {
-            "label_mean": mean_r(torch.from_numpy(whole.label_r)[chosen]),
-            "n_labels": int(chosen.sum()),
-        }
-        if right.any():
-            elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
-            numbers |= _named("influenced", hit_rates(elsewhere, right & chosen[:, None]))
-        scores[str(kind)] = PairScore(*whole.ends, numbers)
-    return scores
+        if chosen.any():
+            numbers = {"label_mean": mean_r(r[chosen]), "n_labels": int(chosen.sum())}
+            if right.any():
+                elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
+                rates = hit_rates(elsewhere, right & chosen[:, None])
+                numbers |= _named("influenced", rates)
+            parts[str(kind)] = numbers
+    return parts
 
 
 def ridge_paths(

@@ -98,7 +98,7 @@ class LinearProbe(LMStudy):
         super().__init__(lm, prefix)
         self.save_hyperparameters()
         self.ridge = ridge
-        self.random_labels, self.partial_out = random_labels, partial_out
+        self.random_labels = random_labels
         self.layout = build_layout(
             self.lm.tokenizer,
             Catalogue.load(*knowledge_files),
@@ -248,8 +248,7 @@ class LinearProbe(LMStudy):
         """Return scores, tables and figures; None if nothing was scored."""
         if self._findings is None:
             return None
-        lm = self.lm.config.name_or_path
-        return probe_results(self._findings, lm, self.fitted_with, self.partial_out)
+        return probe_results(self._findings, self.lm.config.name_or_path, self.fitted_with)
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the maps, which are what took the time."""

@@ -68,13 +68,10 @@ class ProbeFindings:
         return (judged or best)[:_MAX_WEIGHT_FIGURES]
 
 
-def probe_results(
-    findings: ProbeFindings, lm: str, ridge: float | str, partial_out: Sequence[str] = ()
-) -> Results:
+def probe_results(findings: ProbeFindings, lm: str, ridge: float | str) -> Results:
     """Build the results of a probe.
 
-    `lm` is the name of the LM for titles, `ridge` the run's, a number or ``auto``, and
-    `partial_out` the knowledge that was partialled out.
+    `lm` is the name of the LM for titles, `ridge` the run's, a number or ``auto``.
     """
     scores, layout = findings.scores, findings.layout
     values: dict[str, Any] = {
@@ -113,7 +110,7 @@ def probe_results(
         values=values,
         scalars=dict(_scalars(scores, findings.phase)),
         tables=[*tables.values(), *(table for table, _ in matrices.values())],
-        figures=list(_figures(findings, tables, matrices, lm, partial_out)),
+        figures=list(_figures(findings, tables, matrices, lm)),
         verdict=verdict(scores, alone),
     )
 
@@ -238,9 +235,13 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         names = ["pair", "ridge", "label_mean", *_HITS, "macro_1", *_LEVELS]
         caption = "Correlation and precision at every ridge strength"
         yield Table.of("ridge_path", points, names, caption, headings=HEADINGS, formats=FORMATS)
-    if parts := [part for score in scores for part in score.completeness.items()]:
+    rows = [
+        {"completeness": kind, "pair": score.pair, **part}
+        for score in scores
+        for kind, part in score.completeness.items()
+    ]
+    if rows:
         columns = ["completeness", "pair", "n_labels", "label_mean", *_HITS[:4]]
-        rows = [{"completeness": kind, **part.row()} for kind, part in parts]
         yield Table.of("completeness", rows, columns, "Scores by completeness of the target labels")
     if len(findings.wordings) > len(scores):
         yield _wordings(findings)
@@ -358,7 +359,6 @@ def _figures(
     tables: Mapping[str, Table],
     matrices: Mapping[str, tuple[Table, Figure]],
     lm: str,
-    partial_out: Sequence[str],
 ) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
@@ -387,7 +387,7 @@ def _figures(
         "r of each pair beside random words, and its distance from these.",
         figures.random_words_figure,
         [tables["pairs"]],
-        {"lm": lm, "partial_out": list(partial_out)},
+        {"lm": lm, "partial_out": list(findings.layout.partial_out)},
     )
     main = ("correlation_matrix",) if len(findings.scores) > 2 else ()
     yield from (matrices[name][1] for name in main if name in matrices)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.scores import PairScore, by_completeness
+from lincorr_lightning.linear_map.scores import by_completeness
 from tests.probe.test_module import run_probe
 from tests.toys import read_table, save_toy_lm
 
@@ -63,8 +63,7 @@ def test_hits_are_those_of_each_kind_alone() -> None:
     rng = np.random.default_rng(0)
     r, weight = torch.rand(4), torch.from_numpy(rng.normal(size=(4, 30)))
     reference = torch.from_numpy(rng.random((4, 30)) < 0.4)
-    whole = PairScore("a", "b", label_r=r.numpy())
-    found = by_completeness(whole, weight, reference, KINDS)
+    found = by_completeness(r, weight, reference, KINDS)
     assert set(found) == {"whole", "phrase", "subword"}
     for kind, score in found.items():
         mine = [i for i, other in enumerate(KINDS) if other == kind]
@@ -78,7 +77,7 @@ def test_hits_are_those_of_each_kind_alone() -> None:
         assert score["influenced_n"] == len(hits)
         assert score["influenced_1"] == pytest.approx(np.mean(hits))
         assert score["label_mean"] == pytest.approx(float(r[mine].mean()))
-    assert by_completeness(whole, weight, reference, [Completeness.WHOLE] * 4) == {}
+    assert by_completeness(r, weight, reference, [Completeness.WHOLE] * 4) == {}
 
 
 def test_knowledge_without_words_in_the_vocabulary_is_left_out(
