@@ -6,7 +6,6 @@ Agg draws them without pyplot and its global state, so that any program can make
 from __future__ import annotations
 
 import io
-import json
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,9 +24,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
-from PIL.PngImagePlugin import MAX_TEXT_CHUNK, PngInfo
-
-from lincorr_lightning.io import number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -112,47 +108,10 @@ def to_png(figure: Figure) -> bytes:
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
-    chunks = PngInfo()
-    cells = json.dumps(heat_maps(figure), separators=(",", ":"))
-    if len(cells) < MAX_TEXT_CHUNK:  # of a longer one, Pillow could not open the file
-        chunks.add_text("lincorr_cells", cells, zip=True)  # read by a report page
     file = io.BytesIO()
     dpi = (figure.dpi, figure.dpi)
-    image.save(file, "png", dpi=dpi, compress_level=2, pnginfo=chunks)  # twice as fast as 6
+    image.save(file, "png", dpi=dpi, compress_level=2)  # twice as fast as 6
     return file.getvalue()
-
-
-def heat_maps(figure: Figure) -> list[dict[str, Any]]:
-    """Return what a page shows of each cell of the heat maps in a figure that was drawn.
-
-    These are the meshes with a tick at each row and column. ``box`` has the left, upper, right and
-    lower end of the cells in pixels of the picture, ``axes`` the names of rows and columns.
-    """
-    maps: list[dict[str, Any]] = []
-    for axes in figure.axes:
-        rows, columns = (
-            [label.get_text() for label in ticks]
-            for ticks in (axes.get_yticklabels(), axes.get_xticklabels())
-        )
-        if not any(rows) and maps:  # a panel beside one with the same rows
-            rows = maps[-1]["rows"]
-        for mesh in axes.collections:
-            cells: Any = np.ma.filled(np.ma.asarray(mesh.get_array(), float), np.nan)
-            if not isinstance(mesh, QuadMesh) or cells.shape != (len(rows), len(columns)):
-                continue
-            corners: Any = mesh.get_coordinates()
-            ends = axes.transData.transform(corners[[0, -1], [0, -1]])
-            ends[:, 1] = int(figure.bbox.height) - ends[:, 1]
-            maps.append(
-                {
-                    "box": ends.ravel().round(1).tolist(),
-                    "axes": [axes.get_ylabel(), axes.get_xlabel()],
-                    "rows": rows,
-                    "columns": columns,
-                    "cells": [[number(float(f"{x:.4g}")) for x in row] for row in cells],
-                }
-            )
-    return maps
 
 
 def legible(labels: Iterable[str], longest: int = 24) -> list[str]:

@@ -1,11 +1,9 @@
 """Figures as a reader meets them: nothing cut, the right colours and fonts, every point drawn."""
 
-import json
 import math
 import subprocess
 import sys
 import warnings
-from io import BytesIO
 from typing import Any
 
 import matplotlib.style
@@ -15,7 +13,6 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
-from PIL import Image
 
 from lincorr_lightning.results import plots, results
 from lincorr_lightning.results.plots import pairs_heatmap, to_png, training_curves
@@ -52,29 +49,6 @@ def test_heatmap_is_legible_at_every_size(shape: tuple[int, int]) -> None:
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("source", "target")
     values = [text for text in axes.texts if text.get_text()]
     assert len(values) == (matrix.size if max(shape) <= 30 else 0)
-
-
-def test_a_picture_has_the_cells_of_its_heat_maps() -> None:
-    """Of both of two that share their rows: a cell's colour is where its box says."""
-    figure, grey = Figure((7.3, 3.1), dpi=110), np.arange(12).reshape(3, 4) / 11
-    grey[1, 2] = np.nan
-    for axes in figure.subplots(1, 2, sharey=True):
-        axes.pcolormesh(range(5), range(4), grey, cmap="gray", clim=(0, 1))
-        axes.set_xticks(np.arange(4) + 0.5, list("wxyz"))
-        axes.set(yticks=np.arange(3) + 0.5, yticklabels=['"', "</b>", "->"], xlabel="to")
-    axes.invert_yaxis()
-    with drawn_figures():
-        picture = Image.open(BytesIO(plots.to_png(figure)))
-    maps = json.loads(picture.info["lincorr_cells"])
-    assert [each["axes"] for each in maps] == [["", "to"]] * 2
-    for each in maps:
-        assert (each["rows"], each["columns"]) == (['"', "</b>", "->"], list("wxyz"))
-        np.testing.assert_allclose(np.array(each["cells"], float), grey, rtol=1e-3)
-        left, top, right, low = each["box"]
-        for (i, j), value in np.ndenumerate(np.nan_to_num(grey, nan=1)):
-            for at in (0.1, 0.9):
-                x, y = left + (j + at) / 4 * (right - left), top + (i + at) / 3 * (low - top)
-                assert abs(picture.getpixel((int(x), int(y)))[0] - 255 * value) <= 3
 
 
 def test_colours_mean_the_same_in_every_figure() -> None:

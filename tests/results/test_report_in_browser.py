@@ -33,22 +33,8 @@ const use = (view, page) => {{
   one("input").value = "E->1";
   one("input").dispatchEvent(new Event("input"));
   out.orders.push(order(), one("output").innerText);
-  const [left, up, right, low] = JSON.parse(img.dataset.cells)[0].box;
-  const tip = () => one(".tip").hidden || one(".tip").innerText;
-  const send = (type, row, column, pointerType) => {{
-    const scale = img.clientWidth / img.naturalWidth, {{ x, y }} = img.getBoundingClientRect();
-    img.dispatchEvent(new PointerEvent(type, {{ pointerType,
-      clientX: x + scale * (left + (right - left) * (column + 0.5) / 2),
-      clientY: y + scale * (up + (low - up) * (row + 0.5) / 2) }}));
-    return tip();
-  }};
-  out.tips = [[0, 0], [0, 1], [1, 1], [-1, 0]].map((at) => send("pointermove", ...at));
-  img.focus();
   const press = (key) => img.dispatchEvent(new KeyboardEvent("keydown", {{ key }}));
-  ["ArrowDown", "ArrowRight", "ArrowRight"].forEach(press);
-  out.tips.push(tip());
-  const tap = () => ["pointerdown", "click"].forEach((type) => send(type, 0, 0, "touch"));
-  const acts = [tap, tap, () => one("dialog img").click(), () => press("Enter")];
+  const acts = [() => img.click(), () => one("dialog img").click(), () => press("Enter")];
   out.open = acts.map((act) => (act(), one("dialog").open));
   const script = page.createElement("script");
   script.append("parent.hurt = 2");
@@ -64,7 +50,7 @@ addEventListener("load", () => {{
 
 
 @pytest.mark.slow
-def test_it_sorts_filters_enlarges_and_shows_cells(tmp_path: Path) -> None:
+def test_it_sorts_filters_and_enlarges(tmp_path: Path) -> None:
     if (program := shutil.which("chromium") or shutil.which("google-chrome")) is None:
         pytest.skip("no browser on this machine: install chromium or google-chrome")
     numbers = [0.301, None, -0.2, 0.3, 12.0, -0.21, 0.5, 0.6, 0.7, 0.8, 0.9]  # 0.30 twice
@@ -95,11 +81,8 @@ def test_it_sorts_filters_enlarges_and_shows_cells(tmp_path: Path) -> None:
     shown = [name.replace("->", "→") for name in names]
     known = sorted((r, name) for r, name in zip(numbers, shown, strict=True) if r is not None)
     up, down = ([name for _, name in some] for some in (known, reversed(known)))
-    source = f"source: {HOSTILE[:23]}…\ntarget: "
-    last = "source: \"&lt;'\ntarget: b\n−0.1235"
     for got in pages[:-1]:
         orders, missing, cut = got["orders"], shown[1], ["", shown[1], *[""] * 8, shown[10]]
         assert orders == [shown, [*up, missing], [*down, missing], shown, cut, "2 of 11 rows"]
-        assert got["tips"] == [f"{source}to→\n0.5", f"{source}b\nno value", last, True, last]
-        assert got["open"] == [False, True, False, True] and got["wide"] == []
+        assert got["open"] == [True, False, True] and got["wide"] == []
     assert pages[-1] == {"controls": 0, "wide": [], "orders": [shown]}
