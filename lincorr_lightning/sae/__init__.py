@@ -1,11 +1,8 @@
 """Sparse autoencoders (SAEs) of an LM's activations: formats, hook points and training."""
 
 from lincorr_lightning.sae.formats import (
-    FORMATS,
-    SAEFormat,
     load_sae,
     load_saes,
-    register_format,
     save_saes,
 )
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -14,19 +11,16 @@ from lincorr_lightning.sae.sparse_autoencoder import ACTIVATIONS, Activation, Sp
 
 __all__ = [
     "ACTIVATIONS",
-    "FORMATS",
     "KINDS",
     "Activation",
     "HookKind",
     "HookPoint",
-    "SAEFormat",
     "SparseAutoencoder",
     "captured",
     "edited",
     "find_hook_points",
     "load_sae",
     "load_saes",
-    "register_format",
     "save_saes",
     "width_of",
 ]

@@ -89,7 +89,7 @@ class SAESource:
             if value and value != "none" and not is_known:
                 rest.append(f"{key} is {value!r}")
         if rest:
-            way_out = "Take an SAE without, or register a format whose reader reads it."
+            way_out = "Take an SAE without, or make a SparseAutoencoder of it yourself."
             self.refuse(f"its {listed(rest)}, which its format's reader does not know", way_out)
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
@@ -179,7 +179,7 @@ class SAEFormat(NamedTuple):
 
 
 def _format_of(folder: Path) -> str | None:
-    """Return the name of a folder's format, the last registered of those that fit."""
+    """Return the name of a folder's format, the last of those that fit."""
     for name, known in reversed(FORMATS.items()):
         if all((folder / file).is_file() for file in known.files):
             return name
@@ -219,8 +219,8 @@ def load_sae(folder: str | Path, lm: LanguageModel | None = None) -> SparseAutoe
         raise SparseAutoencoderError(
             f"{folder} holds an SAE in no known format, or none: inside is "
             f"{listed(inside, most=8)}. Known are {known}. "
-            f"Pass the folder that holds one SAE's files itself{such_as}, or register their format "
-            "with lincorr_lightning.sae.register_format."
+            f"Pass the folder that holds one SAE's files itself{such_as} or save it as a "
+            "lincorr_lightning.sae.SparseAutoencoder."
         )
     source = SAESource(folder, FORMATS[name].files, lm)
     try:
@@ -587,26 +587,4 @@ FORMATS = {
     "sparsify": SAEFormat(["cfg.json", "sae.safetensors"], _read_sparsify),
     "dictionary_learning": SAEFormat(["config.json", "ae.pt"], _read_dictionary_learning),
 }
-"""Formats that `load_sae` reads, the last that fits; `register_format` adds others."""
-
-
-def register_format(
-    name: str, files: Sequence[str], read: Callable[[SAESource], SparseAutoencoder]
-) -> None:
-    """Add a format of SAEs, for `load_sae` and for all studies and callbacks that take SAEs.
-
-    Args:
-        name: Name of the format in messages.
-        files: Relative paths of the files in a folder of the format. The last holds tensors (in
-            ``.safetensors``, ``.npz`` or ``.pt``); the first, if it is another, settings in JSON.
-        read: Function from a folder with all these files to its SAE; see `SAESource`.
-
-    Raises:
-        SparseAutoencoderError: There is a format of this name, or no file.
-    """
-    if name in FORMATS or not files:
-        raise SparseAutoencoderError(
-            f"the format {name!r} cannot be registered: there is one of this name, or it has no "
-            f"files. Pass a name other than {', '.join(FORMATS)}, and the files of a folder."
-        )
-    FORMATS[name] = SAEFormat(tuple(files), read)
+"""Formats that `load_sae` reads, the last that fits."""

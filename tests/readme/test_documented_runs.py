@@ -20,6 +20,7 @@ from transformers import TrainingArguments
 from benchmarks.common import ROOT, placed
 from benchmarks.docs_tables import probe
 from lincorr_lightning.results import SavedRun
+from lincorr_lightning.sae import load_sae
 from tests.readme.commands import (
     TEXT,
     blocks,
@@ -197,12 +198,13 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     hugging_face = next(block for block in blocks("python") if "HuggingFaceCallback" in block)
     correlating = [block for block in blocks("python") if "import correlate" in block]
+    (own_sae,) = (block for block in blocks("python") if "mine/mlp_out" in block)
     own_module, features, stopping = sorted(
         with_own_files(
             [
                 one
                 for one in blocks("python")
-                if one not in (hugging_face, *correlating) and "register_format" not in one
+                if one not in (hugging_face, *correlating) and "mine/mlp_out" not in one
             ]
         ),
         key=lambda block: "EarlyStopping" in block,
@@ -235,6 +237,8 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(api, "api.md", "exec"), {})
     assert "linear_probe of tiny-world" in capsys.readouterr().out
     assert SavedRun.read("runs/my_probe").figures
+    exec(compile(own_sae, "sparse_autoencoders.md", "exec"), {})
+    assert load_sae("mine/mlp_out.1").width == 256
     names: dict[str, Any] = {}
     exec(compile(features, "feature_flow.md", "exec"), names)
     assert names["logits"].shape[:2] == names["features"].shape[:2]

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae import FORMATS, SparseAutoencoder, load_sae, load_saes, register_format
-from lincorr_lightning.sae.formats import SAESource
+from lincorr_lightning.sae import SparseAutoencoder, load_sae, load_saes
+from lincorr_lightning.sae.formats import FORMATS, SAESource
 from lincorr_lightning.sae.hook_points import HookPoint
 from tests.toys import toy_model
 
@@ -637,47 +637,9 @@ def test_the_lm_shows_whether_a_module_is_added_to_the_stream(
             load_sae(path, lm=lm)
 
 
-# -- formats of one's own -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def formats() -> Iterator[None]:
-    """Formats as they are, whatever a test registers."""
-    before = dict(FORMATS)
-    yield
-    FORMATS.clear()
-    FORMATS.update(before)
-
-
-@pytest.mark.usefixtures("formats")
-def test_a_registered_format_is_tried_before_others(tmp_path: Path) -> None:
-    folder = _gemma_scope_2(tmp_path / "sae")
-    (folder / "more.txt").touch()
-    sae = load_sae(_sparsify(tmp_path / "layers.1"))
-    register_format("more", ["more.txt", "params.safetensors"], lambda source: sae)
-    assert load_sae(folder) is sae
-    for name, files in (("more", ["more.txt"]), ("other", [])):
-        with pytest.raises(SparseAutoencoderError, match="there is one of this name, or it has no"):
-            register_format(name, files, lambda source: sae)
-
-
-@pytest.mark.usefixtures("formats")
-def test_the_page_lists_the_files_of_all_formats_and_its_own_reader_works(tmp_path: Path) -> None:
+def test_the_page_lists_the_files_of_all_formats() -> None:
     page = (Path(__file__).parents[2] / "docs/sparse_autoencoders.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.count(" | ") == 3]
     listed = {tuple(re.findall(r"`([^`]+)`", row[1])) for row in rows}
     without_settings = {("params.safetensors",)}  # of Gemma Scope 2
     assert {tuple(each.files) for each in FORMATS.values()} - without_settings == listed - {()}
-    code = next(
-        each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def" in each
-    )
-    exec(compile(code, "sparse_autoencoders.md", "exec"), {})
-    parts = {"enc.weight": W_ENC.T, "dec.weight": W_DEC.T, "enc.bias": B_ENC, "dec.bias": B_DEC}
-    settings = {"module": "model.layers.1.mlp", "kind": "plain"}
-    write_folder(tmp_path, "settings.json", settings, "weights.safetensors", parts)
-    sae = load_sae(tmp_path)
-    assert sae.hook_point == HookPoint(1, "mlp_out")
-    _check(sae, _relu)
-    (tmp_path / "settings.json").write_text(json.dumps(settings | {"kind": "odd"}))
-    with pytest.raises(SparseAutoencoderError, match="its kind is 'odd'"):
-        load_sae(tmp_path)
