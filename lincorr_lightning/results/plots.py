@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
@@ -266,7 +265,6 @@ def bars(
     width = 0.8 / max(len(colour_of), 1)
     figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
-    highest = float(np.nanmax(frame[[y, *(marks or {})]].to_numpy(float), initial=0.0))
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
         at = np.array([groups.index(value) for value in rows[x]], dtype=float)
@@ -280,7 +278,11 @@ def bars(
             yerr=None if error is None else rows[error].to_numpy(float),
             error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
         )
-        _label_bars(axes, drawn, rows[[*(marks or {})]].to_numpy(float), highest)
+        # Outlined, as a mark may cross a number.
+        outline = [withStroke(linewidth=3, foreground="white")]
+        axes.bar_label(
+            drawn, fmt="{:.0%}", padding=3, fontsize=8, color=INK, zorder=4, path_effects=outline
+        )
         for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
             axes.hlines(
                 rows[mark],
@@ -298,27 +300,6 @@ def bars(
     axes.margins(y=0.12)
     legend_below(figure, [axes])
     return figure
-
-
-def _label_bars(
-    axes: Axes, bars: BarContainer, marks: npt.NDArray[np.float64], highest: float
-) -> None:
-    """Write the height of each bar above it, and above marks that would cross the number."""
-    for bar, of_bar in zip(bars, marks, strict=True):
-        y = bar.get_height()
-        for mark in sorted(of_bar[~np.isnan(of_bar)]):
-            if y - 0.02 * highest <= mark < y + 0.09 * highest:
-                y = float(mark)
-        axes.annotate(
-            f"{bar.get_height():.0%}",
-            (bar.get_x() + bar.get_width() / 2, y),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=8,
-            color=INK,
-        )
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
