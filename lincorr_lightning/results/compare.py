@@ -35,8 +35,8 @@ _COLUMNS = (
 )
 _NOTE = (
     "Difference: second minus first; of percentages, in points. 95 %: its interval over n units of "
-    "each run, such as edits or labels. Units that are in both runs, (n), count as pairs; where "
-    "only some are, a further row has these alone. No interval: no table has a row per unit."
+    "each run, such as edits or labels. Units that are in both runs, (n), count as pairs. No "
+    "interval: no table has a row per unit."
 )
 _FLOATS = npt.NDArray[np.float64]
 
@@ -273,16 +273,18 @@ def _compared_numbers(parts: Sequence[_Part], units: Sequence[Table]) -> Iterato
                     "heading": headings[number],
                     "format": table.formats[number],
                 }
-                yield from _with_errors(plain, row, units, seen)
+                mean_of_rows, error = _error(plain, row, units)
+                if mean_of_rows not in seen:
+                    yield plain | error
+                seen |= {mean_of_rows} - {()}
 
 
-def _with_errors(
-    plain: dict[str, Any], row: Mapping[str, Any], tables: Sequence[Table], seen: set[Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield a number with its error over units, by the first table that it is a mean over.
+def _error(
+    plain: Mapping[str, Any], row: Mapping[str, Any], tables: Sequence[Table]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a number's error over the units of the first table that it is a mean over.
 
-    That is over all units and, where there are others, too, over those of both runs. Means that are
-    among those `seen` are left out, and the others added to them.
+    And of which rows that is; both empty if there is no such table.
     """
     # Of a row `before`, as of the key ``before.generalized`` of results.json.
     names = [f"{value}_{plain['number']}" for value in row.values()]
@@ -297,19 +299,16 @@ def _with_errors(
         if n.min() < 2 or not np.allclose(means, (plain["first"], plain["second"]), 1e-6, 1e-9):
             continue
         units = f"{table.name} by {mean.per}" if mean.per else table.name
-        mean_of_rows = (name, units, *by.items())
-        if mean_of_rows in seen:
-            return
-        seen.add(mean_of_rows)
         is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
-        in_both = (counts > 0).all(1)
-        plain = plain | {"units": units}
-        yield plain | _over_units(sums, counts, is_share and not mean.per)
-        if 2 <= in_both.sum() < n.max():
-            shared = _over_units(sums[in_both], counts[in_both], is_share and not mean.per)
-            yield plain | shared | {"row": f"{plain['row']}, in both".removeprefix(", ")}
-        return
-    yield plain
+        from lincorr_lightning.results.differences import difference_of_means  # and SciPy
+
+        return (name, units, *by.items()), {
+            "units": units,
+            **difference_of_means(sums, counts, is_share and not mean.per)._asdict(),
+            **dict(zip(("n_first", "n_second"), map(int, n), strict=True)),
+            "n_both": int((counts > 0).all(1).sum()),
+        }
+    return (), {}
 
 
 def _sums_of_units(table: Table, mean: Mean, by: Mapping[str, Any]) -> tuple[_FLOATS, _FLOATS]:
@@ -325,18 +324,6 @@ def _sums_of_units(table: Table, mean: Mean, by: Mapping[str, Any]) -> tuple[_FL
     if mean.per:  # each value of it counts once
         sums, counts = (sums / counts).fillna(0), counts.clip(upper=1)
     return sums.to_numpy(float), counts.to_numpy(float)
-
-
-def _over_units(sums: _FLOATS, counts: _FLOATS, is_share: bool) -> dict[str, Any]:
-    both = sums.sum(0) / counts.sum(0)
-    n = [*(counts > 0).sum(0), (counts > 0).all(1).sum()]
-    from lincorr_lightning.results.differences import difference_of_means  # and SciPy
-
-    return {
-        **dict(zip(_SIDES, both, strict=True)),
-        **difference_of_means(sums, counts, is_share)._asdict(),
-        **dict(zip(("n_first", "n_second", "n_both"), map(int, n), strict=True)),
-    }
 
 
 # -- more runs: a row for each setting --

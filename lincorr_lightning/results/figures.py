@@ -63,7 +63,7 @@ def differences_figure(frame: "DataFrame", title: str) -> "Figure":
     """Draw the differences of two runs with their intervals, or without where none has any."""
     from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
 
-    frame = frame[~frame["row"].str.endswith("in both")].dropna(subset=["difference"])
+    frame = frame.dropna(subset=["difference"])
     frame = frame.dropna(subset=["low"]) if frame["low"].notna().any() else frame
     # Numbers of one row each share a panel.
     panel = frame["heading"].where(frame["row"] != "", "")
