@@ -29,7 +29,7 @@ _MODULES = {
 _OWN_PARSER = ("report", "compare", "weights", "reproduce")
 COMMANDS = {
     "audit": "Show which answers are labels of an LM, and why others are not.",
-    "report": "Write an HTML page of finished runs, and LaTeX and Markdown tables.",
+    "report": "Write an HTML page of finished runs, and Markdown tables.",
     "compare": "Show finished runs of one study as a table, or two with differences and errors.",
     "weights": "Show the highest weights of a label in W, and another label's rank.",
     "cache": "Show or clear the states of LMs that model.lm.state_cache keeps.",

@@ -42,7 +42,7 @@ _WHY = "the end of the page says why"
 def write_reproduction(
     items: Sequence[Item], lms: Sequence[LMRuns], settings: Settings, folder: Path
 ) -> Path:
-    """Write ``report.html``, and tables as ``.md`` and ``.tex``; return the page."""
+    """Write ``report.html``, and tables as ``.md``; return the page."""
     sections = [_section(item, lms) for item in items]
     sections.append(PageSection("Runs", "runs", tables=[runs_table(lms)]))
     if rows := [[lm.name, *row] for lm in lms for row in left_out(lm, items, len(lms))]:

@@ -1,4 +1,4 @@
-"""The command ``lincorr report``: one page of finished runs, and their tables for papers."""
+"""The command ``lincorr report``: one page of finished runs, and their tables as Markdown."""
 
 import argparse
 import base64
@@ -9,16 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
-from pandas import DataFrame, MultiIndex
 from PIL import Image
 
 from lincorr_lightning.errors import ReportError
@@ -33,10 +31,6 @@ from lincorr_lightning.version import __version__
 PAGE = "report.html"
 MAX_FOLDED_ROWS = 100
 MAX_ROWS = 30
-_MAX_LATEX_ROWS = 45  # on a page
-_LATEX_HEAD = r"""% By `lincorr report`; in the preamble: \usepackage{booktabs,longtable,amssymb}
-% \usepackage[T1]{fontenc}; labels in scripts other than Latin need XeLaTeX or LuaLaTeX and a font.
-"""
 
 
 def report(args: Sequence[str]) -> Path:
@@ -44,7 +38,7 @@ def report(args: Sequence[str]) -> Path:
     parser = argparse.ArgumentParser(
         prog="lincorr report",
         description="Write one self-contained HTML page of finished runs, with their tables as "
-        "Markdown and LaTeX.",
+        "Markdown.",
     )
     runs = "folders of finished runs, such as runs/linear_probe/version_0"
     parser.add_argument("runs", nargs="+", help=runs)
@@ -52,7 +46,7 @@ def report(args: Sequence[str]) -> Path:
     parser.add_argument("--output", default="report", help=output)
     options = parser.parse_args(args)
     page = write_report(options.runs, options.output)
-    tables = sorted(path.name for path in page.parent.glob("*") if path.suffix in (".md", ".tex"))
+    tables = sorted(path.name for path in page.parent.glob("*.md"))
     write_out(f"Page:   {page}\nTables: {page.parent} ({', '.join(tables)})\n")
     return page
 
@@ -189,7 +183,7 @@ def write_page(
     sections: Sequence[PageSection],
     n_runs: int,
 ) -> Path:
-    """Write a `page_text`, and the headline tables of each section as Markdown and LaTeX.
+    """Write a `page_text`, and the headline tables of each section as Markdown.
 
     Returns the path of the page; raises OutputError.
     """
@@ -198,7 +192,6 @@ def write_page(
         tables = [*section.tables, *(table for run in section.runs for table in run.tables)]
         if headlines := [table for table in tables if table.headline]:
             texts[f"{section.name}.md"] = to_markdown(section.title, headlines)
-            texts[f"{section.name}.tex"] = to_latex(section.name, headlines)
     folder = Path(output)
     check_writable(folder)
     for name, text in texts.items():
@@ -220,45 +213,3 @@ def to_markdown(title: str, tables: Iterable[Table]) -> str:
         parts += [f"**{escape_markdown(table.caption)}**", table.markdown()]
         parts += filter(None, [escape_markdown(table.note)])
     return "\n\n".join(parts) + "\n"
-
-
-def to_latex(name: str, tables: Iterable[Table]) -> str:
-    """Return tables as LaTeX, with labels made of a name."""
-    stem = re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "study"
-    parts = [_latex_table(table, f"tab:{stem}-{i}") for i, table in enumerate(tables, start=1)]
-    return "\n".join([_LATEX_HEAD, *parts])
-
-
-def _latex_table(table: Table, label: str) -> str:
-    columns: Any = list(map(latex, table.titles))
-    if table.groups:
-        groups = [latex(name) for name, n_columns in table.groups for _ in range(n_columns)]
-        columns = MultiIndex.from_arrays([groups, columns])
-    cells = [list(map(latex, row)) for row in table.texts()]
-    is_long = len(table) > _MAX_LATEX_ROWS
-    return (
-        DataFrame(cells, columns=columns)
-        .style.hide(axis="index")
-        .to_latex(
-            column_format="".join("lr"[is_number] for is_number in table.is_number),
-            caption=latex(
-                f"{table.caption.rstrip('.')}. {table.note}" if table.note else table.caption
-            ),
-            label=label,
-            hrules=True,
-            multicol_align="c",
-            environment="longtable" if is_long else None,
-            position_float=None if is_long else "centering",
-        )
-    )
-
-
-def latex(text: str) -> str:
-    """Return text in one line with LaTeX's special characters escaped."""
-    return re.sub(r"\s+", " ", clean(text)).translate(_latex_characters())
-
-
-@cache
-def _latex_characters() -> dict[int, str]:
-    path = Path(__file__).with_name("latex.yaml")
-    return str.maketrans(yaml.safe_load(path.read_text(encoding="utf-8")))

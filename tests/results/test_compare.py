@@ -181,7 +181,7 @@ def test_the_command(edits: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert text in (output := capsys.readouterr().out) and "report.html" in output
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")}
     tables = {"tables/differing.csv", "tables/numbers.csv"}
-    pages = {"report.html", "comparison.md", "comparison.tex"}
+    pages = {"report.html", "comparison.md"}
     assert files == tables | pages | {"figures/comparison.png"}
     with (tmp_path / "out" / "tables" / "numbers.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -182,6 +182,6 @@ def test_the_command(probe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
     runs = [str(probe("a")), str(probe("b, c [1]"))]
     page = report.report([*runs, f"--output={tmp_path / 'out'}"])
     text = capsys.readouterr().out
-    assert str(page) in text and "linear_probe.md, linear_probe.tex" in text
+    assert str(page) in text and "linear_probe.md" in text
     with pytest.raises(SystemExit):
         main(["report"])

@@ -8,7 +8,7 @@ from markdown_it import MarkdownIt
 from pandas import DataFrame, MultiIndex
 
 from lincorr_lightning.results.plots import short
-from lincorr_lightning.results.report import latex, to_latex, to_markdown, write_report
+from lincorr_lightning.results.report import to_markdown, write_report
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.saved_run import config_verb
 from lincorr_lightning.results.table import Table, short_name
@@ -54,7 +54,7 @@ def test_characters_that_no_text_file_can_hold(tmp_path: Path) -> None:
         assert "nul \ufffd and bell \ufffd" in text, path
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
     table = Table.of("half", [["b"]], ["a"], "half \ud800")
-    assert "half \ufffd" in to_markdown("s", [table]) and "half \ufffd" in to_latex("s", [table])
+    assert "half \ufffd" in to_markdown("s", [table])
 
 
 @pytest.fixture
@@ -96,28 +96,8 @@ def test_markdown_is_read_back(nasty_table: Table) -> None:
     ]
 
 
-def test_a_long_table_in_latex_goes_over_pages() -> None:
-    rows = [[f"k_{i}", i / 100] for i in range(80)]
-    table = Table.of("long", rows, ["key", "r"], "Long", "Note.", formats={"r": ".2f"})
-    text = to_latex("x", [table])
-    assert text.count("\\begin{longtable}{lr}") == 1 and "\\begin{table}" not in text
-    body = text.partition("\\endlastfoot")[2].partition("\\end{longtable}")[0]
-    assert [line.count("&") for line in body.split("\\\\")[:-1]] == [1] * 80
-
-
-def test_latex_has_no_stray_sign(nasty_table: Table) -> None:
-    """Signs are escaped or stand in commands, of which none has an argument of ours."""
-    escaped = r"\\[{}$&#%_]|\\text\w+\{\}|\$\\rightarrow\$"
-    assert not re.search(r"[#$%&_^~{}\\]", re.sub(escaped, "", latex(NASTY)))
-    text = to_latex("study_name", [nasty_table])
-    rows = text.partition("\\midrule")[2].partition("\\bottomrule")[0].split("\\\\")[:-1]
-    assert [re.split(r"(?<!\\)&", row)[1].strip() for row in rows] == ["0.50", "$-$0.50", "text"]
-    assert f"\\caption{{{latex(nasty_table.caption)}. {latex(nasty_table.note)}}}" in text
-
-
 def test_short_texts() -> None:
     assert [short(value) for value in (0.98, -0.141, -0.001, 1.0)] == [".98", "−.14", ".00", "1.00"]
-    assert latex("city->country:\n86%") == r"city$\rightarrow$country: 86\%"
     assert config_verb("# A.\n#   lincorr test --config configs/a.yaml\n") == "test"
     assert config_verb("a: 1\n") == "fit"
     paths = ("/data/some-lm/", "/cache/models--org--some-lm/snapshots/0a", "org/some-lm", "some-lm")
