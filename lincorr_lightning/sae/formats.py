@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -171,17 +171,10 @@ def _site(text: str) -> HookPoint | None:
     return HookPoint(int(sites[-1][1]), _SITE_KINDS[sites[-1][0]]) if sites else None
 
 
-class SAEFormat(NamedTuple):
-    """A format: a folder that holds all `files`, relative paths, is read by `read`."""
-
-    files: Sequence[str]
-    read: Callable[[SAESource], SparseAutoencoder]
-
-
 def _format_of(folder: Path) -> str | None:
     """Return the name of a folder's format, the last of those that fit."""
-    for name, known in reversed(FORMATS.items()):
-        if all((folder / file).is_file() for file in known.files):
+    for name, (files, _) in reversed(FORMATS.items()):
+        if all((folder / file).is_file() for file in files):
             return name
     return None
 
@@ -212,19 +205,18 @@ def load_sae(folder: str | Path, lm: LanguageModel | None = None) -> SparseAutoe
         )
     name = _format_of(folder)
     if name is None:
-        inside = sorted(path.name for path in folder.iterdir())
-        known = "; ".join(f"{name} ({', '.join(form.files)})" for name, form in FORMATS.items())
+        known = "; ".join(f"{name} ({', '.join(files)})" for name, (files, _) in FORMATS.items())
         below = [str(path) for path in sorted(folder.rglob("*/")) if _format_of(path)]
         such_as = f", such as {listed(below)}," if below else ""
         raise SparseAutoencoderError(
-            f"{folder} holds an SAE in no known format, or none: inside is "
-            f"{listed(inside, most=8)}. Known are {known}. "
-            f"Pass the folder that holds one SAE's files itself{such_as} or save it as a "
+            f"{folder} holds an SAE in no known format, or none. Known are {known}. Pass the "
+            f"folder that holds one SAE's files itself{such_as} or save it as a "
             "lincorr_lightning.sae.SparseAutoencoder."
         )
-    source = SAESource(folder, FORMATS[name].files, lm)
+    files, read = FORMATS[name]
+    source = SAESource(folder, files, lm)
     try:
-        sae = FORMATS[name].read(source)
+        sae = read(source)
         if "tensors" in vars(source):
             source.refuse_unread(sae)
     except torch.OutOfMemoryError:  # of the LM
@@ -572,19 +564,17 @@ def _from_heads(sae: SparseAutoencoder, source: SAESource) -> SparseAutoencoder:
     )
 
 
-FORMATS = {
-    "lincorr": SAEFormat(
+FORMATS: dict[str, tuple[Sequence[str], Callable[[SAESource], SparseAutoencoder]]] = {
+    "lincorr": (
         [stored.CONFIG_FILE, stored.TENSORS_FILE],
         lambda source: SparseAutoencoder.from_pretrained(source.folder),
     ),
-    "saelens": SAEFormat(["cfg.json", "sae_weights.safetensors"], _read_saelens),
-    "gemma_scope": SAEFormat(["params.npz"], _read_gemma_scope),
-    "gemma_scope_2, without settings": SAEFormat(["params.safetensors"], _read_gemma_scope),
-    "gemma_scope_2": SAEFormat(["config.json", "params.safetensors"], _read_gemma_scope),
-    "llama_scope": SAEFormat(
-        ["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope
-    ),
-    "sparsify": SAEFormat(["cfg.json", "sae.safetensors"], _read_sparsify),
-    "dictionary_learning": SAEFormat(["config.json", "ae.pt"], _read_dictionary_learning),
+    "saelens": (["cfg.json", "sae_weights.safetensors"], _read_saelens),
+    "gemma_scope": (["params.npz"], _read_gemma_scope),
+    "gemma_scope_2, without settings": (["params.safetensors"], _read_gemma_scope),
+    "gemma_scope_2": (["config.json", "params.safetensors"], _read_gemma_scope),
+    "llama_scope": (["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope),
+    "sparsify": (["cfg.json", "sae.safetensors"], _read_sparsify),
+    "dictionary_learning": (["config.json", "ae.pt"], _read_dictionary_learning),
 }
-"""Formats that `load_sae` reads, the last that fits."""
+"""Formats that `load_sae` reads, the last that fits: the files of a folder, and their reader."""
