@@ -84,7 +84,7 @@ def published(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     """Return the logits of the whole vocabulary, one prompt at a time."""
     rows = []
     for prompt in prompts:
-        ids = lm.encode([prompt])["input_ids"].to(lm.model.device)
+        ids = lm.pad(lm.rows([prompt]))[0]
         rows.append(lm.model(input_ids=ids).logits[0, -1].float().cpu())
     return torch.stack(rows)
 
@@ -94,8 +94,7 @@ def plain_batches(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     rows = []
     n = PLAIN_BATCH if lm.model.device.type == "cpu" else 8 * PLAIN_BATCH
     for start in range(0, len(prompts), n):
-        batch = lm.encode(list(prompts[start : start + n]))
-        ids, mask = (batch[k].to(lm.model.device) for k in ("input_ids", "attention_mask"))
+        ids, mask = lm.pad(lm.rows(prompts[start : start + n]))
         logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         rows.append(logits[torch.arange(len(mask)), mask.sum(1) - 1].float().cpu())
     return torch.cat(rows)

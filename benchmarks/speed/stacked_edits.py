@@ -91,8 +91,8 @@ def main(
     answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)], device=device)
 
     def rows_of(edits: range) -> dict[str, Tensor]:
-        rows = language_model.encode([prompts[i] for i in edits])
-        return {name: ids.to(device) for name, ids in rows.items()}
+        ids, mask = language_model.pad(language_model.rows([prompts[i] for i in edits]))
+        return {"input_ids": ids, "attention_mask": mask}
 
     def groups_of(n: int) -> list[range]:
         measured = min(n_edits, max(n, N_ALONE))

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
-from lincorr_lightning.lm import file_changes, loading, modes, shared_prefixes
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
+from lincorr_lightning.lm import loading, modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.head import VocabularyRows
-from lincorr_lightning.lm.loading import Checkpoint
+from lincorr_lightning.lm.loading import Checkpoint, Stamp
 from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 _LEAST_POSITIONS = 3
 _LONGEST_TRIED = 512  # tokens
+_WEIGHTS = ".safetensors", ".bin", ".gguf"
 
 
 class _Support(NamedTuple):
@@ -120,7 +121,7 @@ class LanguageModel(nn.Module):
         uniform_from = shared_prefixes.length_of_other_positions(text)
         self._batches = MicroBatches(self.config.tokens_per_forward, width, uniform_from)
         self._whole_print: str | None = None
-        self._last_print: str | None = None
+        self._files: dict[str, Stamp] = {}  # that the weights may be mapped from
         self.state_cache: StateCache | None = None
         if self.config.state_cache is not None:
             self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
@@ -205,13 +206,12 @@ class LanguageModel(nn.Module):
                 # The backbone alone: the forward of the head is patched in each forward pass.
                 model.base_model.compile(dynamic=True)
             self._set_model(model)
+            files = self.checkpoint.files.items()
+            self._files = {file: stamp for file, stamp in files if file.endswith(_WEIGHTS)}
         return self
 
     def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
-        self._files = file_changes.mapped_files(model)
-        if self._files:  # to tell a file that was touched from one that was changed
-            self._last_print = prints.fingerprint_weights(model)
         # An adapter may have resized the vocabulary.
         self.vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
@@ -285,13 +285,6 @@ class LanguageModel(nn.Module):
 
     # -- logits ------------------------------------------------------------------------------
 
-    def encode(self, prompts: Sequence[str]) -> hf.BatchEncoding:
-        """Return ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded right."""
-        from transformers import BatchEncoding
-
-        ids, mask = self._encoder.pad(self.rows(prompts))
-        return BatchEncoding({"input_ids": ids, "attention_mask": mask})
-
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of prompts, for `logits_of_rows`."""
         return self._encoder.rows(prompts)
@@ -327,15 +320,7 @@ class LanguageModel(nn.Module):
         `rows` are those that the method `rows` returns; a forward pass runs in the `context` of its
         rows, such as that of their adapters.
         """
-        whole = [range(len(rows))]
-        if self._test().by_rows:
-            states = self._last_states(rows, whole, (), context)
-            return self._logits(rows, whole, [token_ids], states)
-        tokens = heads.to_device(self._checked(token_ids), self.model.device)
-        logits = heads.States(len(rows), self.model.device)
-        self._read(rows, whole, [], logits, context, tokens)
-        self._require_finite(logits.all, rows)
-        return logits.all.view(len(rows), len(tokens)).double()
+        return self._logits(rows, [range(len(rows))], [token_ids], (), context)
 
     def _require_finite(self, logits: Tensor, rows: Sequence[Sequence[int]]) -> None:
         finite = logits.isfinite().all(dim=1)
@@ -370,11 +355,8 @@ class LanguageModel(nn.Module):
         shares = self.model.dtype == torch.float32 and not self.is_sharded
         skipped = heads.head_of(self.model) if can.skips_head else None
         with modes.float32_forward(self.model, skipped) if self._may_widen else nullcontext():
-            if not can.by_rows:
-                return self.logits_of_rows(rows, token_ids, context)
-            whole = [range(len(rows))]
-            states = self._last_states(rows, whole, members.values() if shares else (), context)
-            return self._logits(rows, whole, [token_ids], states)
+            shared = members.values() if shares else ()
+            return self._logits(rows, [range(len(rows))], [token_ids], shared, context)
 
     def head_rows(self) -> VocabularyRows | None:
         """Return the rows of the output head; of an LM that is not loaded, as they are stored.
@@ -426,35 +408,39 @@ class LanguageModel(nn.Module):
         spans = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
         subjects = list(zip(*spans, strict=True))
         after = range(len(prompts)) if read_after is None else read_after
-        if self._test().by_rows:
-            states = self._last_states(rows, spans, subjects)
-            return self._logits(rows, [spans[i] for i in after], token_ids, states)
-        _, self.reads_prompts = self._plan(rows, subjects)
-        tokens = [self._checked(ids) for ids in token_ids]
-        parts: dict[int, Tensor] = {}
-        for i in dict.fromkeys(after):
-            at = [k for k, other in enumerate(after) if other == i]
-            wanted = [tokens[k] for k in at]
-            logits = self.logits_of_rows([rows[j] for j in spans[i]], torch.cat(wanted))
-            parts |= zip(at, torch.split(logits, [*map(len, wanted)], dim=1), strict=True)
-        return torch.cat([parts[k] for k in range(len(tokens))], dim=1)
+        return self._logits(rows, [spans[i] for i in after], token_ids, subjects)
 
+    @torch.no_grad()
     def _logits(
         self,
         rows: Sequence[Sequence[int]],
         domains: Sequence[range],
         token_ids: Sequence[Sequence[int] | Tensor],
-        states: Tensor,
+        groups: Collection[Sequence[int]],
+        context: RowsContext | None = None,
     ) -> Tensor:
-        head: Any = heads.head_of(self.model)
-        alone = self._test().is_product and not (self.is_sharded or head._forward_hooks)
+        """Return the logits of domains side by side, each of its tokens after its span of rows."""
         tokens = [heads.to_device(self._checked(ids), self.model.device) for ids in token_ids]
-        parts = [states[domain.start : domain.stop] for domain in domains]
-        with self._reading():
-            pairs = list(zip(parts, tokens, strict=True))
-            logits = heads.logits_of_states(self.model, pairs, alone)
-        columns = torch.split(logits, [len(ids) for ids in tokens], dim=1)
-        for domain, column in zip(domains, columns, strict=True):
+        if self._test().by_rows:
+            states = self._last_states(rows, [*dict.fromkeys(domains)], groups, context)
+            head: Any = heads.head_of(self.model)
+            alone = self._test().is_product and not (self.is_sharded or head._forward_hooks)
+            parts = [states[domain.start : domain.stop] for domain in domains]
+            with self._reading():
+                pairs = list(zip(parts, tokens, strict=True))
+                logits = heads.logits_of_states(self.model, pairs, alone)
+        else:
+            if groups:
+                _, self.reads_prompts = self._plan(rows, groups)
+            every = torch.unique(torch.cat(tokens))
+            read = heads.States(len(rows), self.model.device)
+            self._read(rows, [*dict.fromkeys(domains)], [], read, context, every)
+            after = read.all.view(len(rows), len(every)).double()
+            columns = [torch.searchsorted(every, ids) for ids in tokens]
+            spans = [after[domain.start : domain.stop] for domain in domains]
+            logits = torch.cat([x[:, at] for x, at in zip(spans, columns, strict=True)], dim=1)
+        split = torch.split(logits, [len(ids) for ids in tokens], dim=1)
+        for domain, column in zip(domains, split, strict=True):
             self._require_finite(column, [rows[i] for i in domain])
         return logits
 
@@ -463,7 +449,7 @@ class LanguageModel(nn.Module):
         rows: Sequence[Sequence[int]],
         domains: Sequence[range],
         groups: Collection[Sequence[int]],
-        context: RowsContext | None = None,
+        context: RowsContext | None,
     ) -> Tensor:
         """Return the states that the head reads after each row, ``(n_rows, hidden_size)``.
 
@@ -500,7 +486,7 @@ class LanguageModel(nn.Module):
         return torch.cat([state.all[0] for state in states]).view(torch.uint8).cpu()
 
     def _plan(
-        self, rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
+        self, rows: Sequence[Sequence[int]], groups: Collection[Sequence[int]]
     ) -> tuple[list[PromptTree], str]:
         error = self._test().sharing_error
         if any(self._batches.is_uniform(len(rows[i])) for group in groups for i in group):
@@ -578,17 +564,15 @@ class LanguageModel(nn.Module):
         self.require_unchanged()
 
     def require_unchanged(self) -> None:
-        """Refuse an LM whose weights are mapped from a file that has been written to."""
-        files = file_changes.written_into(self.model, self._files) if self.is_loaded else {}
-        for file, stamp in files.items():
-            is_whole = stamp[2] >= self._files[file][2]
-            if not is_whole or self._last_print != prints.fingerprint_weights(self.model):
+        """Refuse an LM whose weights may be mapped from a file that has been written to."""
+        for file, stamp in loading.stamps(self._files).items():
+            is_same_file = stamp[:2] == self._files[file][:2]
+            if is_same_file and stamp != self._files[file]:
                 raise LanguageModelError(
-                    f"{file} has been written to since the LM was read from it, which changes the "
-                    "LM in memory. Run again, and replace files of a checkpoint in use by `mv`, "
-                    "which leaves the old ones to their readers."
+                    f"{file} has been written to since the LM was read from it, which may change "
+                    "the LM in memory. Run again, and replace files of a checkpoint in use by "
+                    "`mv`, which leaves the old ones to their readers."
                 )
-            self._files[file] = stamp
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long).cpu()
@@ -701,7 +685,6 @@ class LanguageModel(nn.Module):
         self.require_unchanged()
         weights = self._whole_print or prints.fingerprint_weights(self.model)
         self.require_unchanged()
-        self._last_print = weights
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),

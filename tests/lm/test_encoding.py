@@ -54,14 +54,6 @@ def test_padding_is_on_the_right_whatever_the_tokenizer_wants(pad: str | None) -
     assert ids.dtype == torch.long
 
 
-def test_encode_of_a_language_model(lm_folder: Folder) -> None:
-    folder = str(lm_folder("llama"))
-    encoded = LanguageModel.from_pretrained(folder).encode(["Paris lives", "Oslo"])
-    assert encoded["input_ids"].tolist()[0] == [2, *PARIS_LIVES]
-    encoded = LanguageModel.from_pretrained(folder, add_bos=False).encode(["Paris lives", "Oslo"])
-    assert encoded["input_ids"].tolist() == [PARIS_LIVES, [7, 0]]
-
-
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
