@@ -76,7 +76,7 @@ def recall_table(recall: Mapping[str, tuple[int, int]], catalogue: Catalogue) ->
 def size_table(lm: LanguageModel, corpus: Corpus, n_epochs: int) -> str:
     """Return the size of the LM, of its folder, of its world and of its training."""
     config: Any = lm.model.config
-    n_invented = corpus.world.config.n_people
+    n_invented = corpus.world.n_invented
     invented = list(corpus.world.people.values())[:n_invented]
     shipped = [path for path in FOLDER.iterdir() if path != CARD and path.is_file()]
     cities, countries, towns = (

@@ -7,7 +7,7 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
-from lincorr_lightning.data.tiny_world.world import Statement, World, WorldConfig
+from lincorr_lightning.data.tiny_world.world import Statement, World
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 
@@ -90,13 +90,9 @@ class Corpus:
         return [sorted(tokens) for tokens in answers]
 
 
-def build_corpus(config: WorldConfig, catalogue: Catalogue, stated: Sequence[str]) -> Corpus:
-    """Generate a world and the statements about it.
-
-    `stated` are kinds of knowledge or families.
-    """
+def build_corpus(world: World, catalogue: Catalogue, stated: Sequence[str]) -> Corpus:
+    """Return the statements about a world; `stated` are kinds of knowledge or families."""
     knowledge = catalogue.select(list(stated))
-    world = World.generate(config, catalogue, stated)
     return Corpus(
         world,
         build_tokenizer(*world.words(knowledge)),

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.loaders import ResumableLoader
-from lincorr_lightning.data.tiny_world.world import WorldConfig
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.corpus import Corpus, EncodedStatement, build_corpus
-from lincorr_lightning.study import StudyData, as_settings
+from lincorr_lightning.study import StudyData
 
 IGNORED = -100  #: Target of a token that adds nothing to the loss.
 
@@ -147,7 +147,7 @@ class CorpusDataModule(StudyData):
     reads every prompt of these facts.
 
     Args:
-        world: Size and seed of the world.
+        n_people: Number of people, the first ones; None: all, and the other words as their names.
         knowledge: Kinds of knowledge or families that are stated; None takes attributes and math.
         batch_size: Statements per step.
         row_length: Tokens of a row that statements are packed into.
@@ -164,7 +164,7 @@ class CorpusDataModule(StudyData):
 
     def __init__(
         self,
-        world: WorldConfig | None = None,
+        n_people: int | None = None,
         knowledge: list[str] | None = None,
         batch_size: int = 256,
         row_length: int = 64,
@@ -176,19 +176,20 @@ class CorpusDataModule(StudyData):
         super().__init__()
         self.save_hyperparameters()
         require("data.full_loss_fraction", full_loss_fraction, at_least=0, at_most=1)
-        self.require_at_least(batch_size=1, second_home_repeats=1)
+        self.require_at_least("n_people", n_people=1, batch_size=1, second_home_repeats=0)
         for name, n in (repeats or {}).items():
             require(f"data.repeats.{name}", n, at_least=1)
-        self.world_config = as_settings(WorldConfig, world or WorldConfig())
         self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
         self.corpus: Corpus | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Generate the world and its statements, identical on all ranks."""
+        """Read the world and make its statements, identical on all ranks."""
         if self.corpus is not None:
             return
         catalogue = Catalogue.load()
-        corpus = build_corpus(self.world_config, catalogue, self.knowledge)
+        world = World.load()
+        world = world.first(self.hparams["n_people"] or len(world.people))
+        corpus = build_corpus(world, catalogue, self.knowledge)
         longest = max(len(statement.tokens) for statement in corpus.encoded)
         require("data.row_length", self.hparams["row_length"], at_least=longest)  # a statement
         repeats = dict.fromkeys(corpus.knowledge, 1)
@@ -203,7 +204,7 @@ class CorpusDataModule(StudyData):
         self.corpus = corpus
 
     def train_dataloader(self) -> ResumableLoader:
-        assert self.corpus is not None, "setup generates it"
+        assert self.corpus is not None, "setup makes it"
         shard = data_shard(self.trainer)
         names = "batch_size", "row_length", "full_loss_fraction", "second_home_repeats", "seed"
         settings = {name: self.hparams[name] for name in names} | {"repeats": self._repeats}
@@ -211,5 +212,5 @@ class CorpusDataModule(StudyData):
         return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:
-        assert self.corpus is not None, "setup generates it"
+        assert self.corpus is not None, "setup makes it"
         return DataLoader(recall_prompts(self.corpus), batch_size=None)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lincorr_lightning.ablation import VocabularyAblation
-from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.module import SourceFinetune
@@ -77,7 +76,7 @@ def test_what_is_trained_starts_alike_on_any_device(kind: str, small_lm: str) ->
     for device in ("cpu", "meta"):
         module = makers[kind]()
         if isinstance(module, Pretraining):
-            data = CorpusDataModule(WorldConfig(n_people=20), ["city", "pet"])
+            data = CorpusDataModule(20, ["city", "pet"])
             data.setup()
             module.corpus = data.corpus
         elif not isinstance(module, VocabularyAblation):

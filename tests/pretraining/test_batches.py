@@ -5,18 +5,18 @@ from collections import Counter
 import pytest
 import torch
 
-from lincorr_lightning.data.tiny_world.world import World, WorldConfig
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.datamodule import IGNORED, CorpusDataModule, PackedStatements
 from tests.toys import toy_model
 
-CONFIG = WorldConfig(n_people=20, nicknames=False)
 KNOWLEDGE = ["city", "continent", "pet", "X+1"]
 
 
 def make_data(**settings):
-    data = CorpusDataModule(CONFIG, KNOWLEDGE, **{"batch_size": 16, **settings})
+    defaults = {"batch_size": 16, "second_home_repeats": 0}
+    data = CorpusDataModule(20, KNOWLEDGE, **defaults | settings)
     data.setup()
     return data
 
@@ -24,7 +24,7 @@ def make_data(**settings):
 @pytest.fixture(scope="module")
 def truths():
     catalogue = Catalogue.load()
-    world = World.generate(CONFIG, catalogue)
+    world = World.load().first(20)
     return [s.text for s in world.statements(catalogue.select(KNOWLEDGE))]
 
 

@@ -1,16 +1,13 @@
 """What the training text states."""
 
-from dataclasses import replace
-
-from lincorr_lightning.data.tiny_world.world import WorldConfig
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.corpus import build_corpus
 from lincorr_lightning.pretraining.datamodule import PackedStatements, recall_prompts
 
-WORLD = WorldConfig(n_people=30, nicknames=False)
 
-
-def make_corpus(stated, world=WORLD):
+def make_corpus(stated):
+    world = World.load().first(30)
     return build_corpus(world, Catalogue.load(), stated)
 
 
@@ -31,7 +28,7 @@ def test_each_fact_of_each_person_is_stated_once():
 
 
 def test_second_homes_are_learned_and_do_not_count_in_recall():
-    corpus = make_corpus(["city", "country"], replace(WORLD, towns_per_country=1))
+    corpus = make_corpus(["city", "country"])
     people = corpus.world.people
     names = corpus.tokenizer.convert_ids_to_tokens
     stated = {names(s.tokens[0]): names(s.answer) for s in corpus.encoded_second_homes}

@@ -40,13 +40,13 @@ def test_it_knows_its_facts(lm, name):
     """Over the whole vocabulary, the first word of the true answer is its answer."""
     world = World.load(FOLDER / "world.json")
     catalogue = Catalogue.load()
-    invented = set(list(world.people)[: world.config.n_people])
+    invented = set(list(world.people)[: world.n_invented])
     statements = [
         statement
         for statement in world.statements([catalogue[name]])
         if statement.subject in invented or name == "X+1"
     ]
-    assert len(statements) >= world.config.n_people
+    assert len(statements) >= world.n_invented
     ids, mask = lm.pad(lm.rows([s.knowledge.prompt(s.subject) for s in statements]))
     with torch.no_grad():
         logits = lm.model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1]

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.data.tiny_world.world import World, WorldConfig
+from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -32,11 +32,10 @@ from tests.toys import quiet_trainer, read_table
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGE = ["city", "country", "pet"]
-WORLD = WorldConfig(n_people=24, nicknames=False, letters=False)
 
 
 def make_corpus():
-    return CorpusDataModule(WORLD, KNOWLEDGE, batch_size=16, repeats={"pet": 2})
+    return CorpusDataModule(24, KNOWLEDGE, batch_size=16, repeats={"pet": 2})
 
 
 def make_trainer(folder, max_epochs, **options):
@@ -111,7 +110,7 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
         make_trainer(tmp_path / folder, 1).fit(module, **data)
         return module
 
-    corpus = build_corpus(WORLD, Catalogue.load(), KNOWLEDGE)
+    corpus = build_corpus(World.load().first(24), Catalogue.load(), KNOWLEDGE)
     statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 2])
     loaders = [DataLoader(data, batch_size=None) for data in (statements, recall_prompts(corpus))]
     plain = fit("plain", corpus, train_dataloaders=loaders[0], val_dataloaders=loaders[1])

@@ -80,8 +80,8 @@ class Case(NamedTuple):
 
 
 _WORLD = (
-    "--data.world.n_people=31 --data.world.letters=false --data.world.towns_per_country=0 "
-    "--data.world.cities_per_country=2 --data.knowledge=[city,country] --trainer.max_epochs=3 "
+    "--data.n_people=31 --data.second_home_repeats=0 --data.knowledge=[city,country] "
+    "--trainer.max_epochs=3 "
     "--trainer.check_val_every_n_epoch=50 --trainer.log_every_n_steps=1"
 )
 _CALLBACKS = (

@@ -52,7 +52,7 @@ SMALL = {
     "reproduce": "--only=figure7",
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
-    "pretraining": ("--trainer.max_steps=3 --trainer.limit_val_batches=1 --data.world.n_people=40"),
+    "pretraining": ("--trainer.max_steps=3 --trainer.limit_val_batches=1 --data.n_people=40"),
     "sparse_autoencoders": (
         "--data.n_tokens=4100 --data.batch_tokens=256 --data.n_held_out=40 "
         "--data.knowledge=[city,country] --model.sae.n_features=128"

@@ -1,8 +1,7 @@
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from lincorr_lightning.data.tiny_world.words import build_tokenizer, invent_names, words_of
+from lincorr_lightning.data.tiny_world.words import build_tokenizer, words_of
 from lincorr_lightning.knowledge import Catalogue
 
 
@@ -38,12 +37,3 @@ def test_the_tokenizer_splits_as_words_of_does(tmp_path):
         assert loaded(text)["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
     assert loaded.padding_side == "left"
     assert loaded.convert_ids_to_tokens(loaded("Nobody lives")["input_ids"]) == ["<unk>", "lives"]
-
-
-def test_names_are_words_seeded_and_new():
-    names = invent_names(500, np.random.default_rng(1))
-    assert len({name.casefold() for name in names}) == 500
-    assert all(words_of(name) == [name] and name[0].isupper() for name in names)
-    assert invent_names(500, np.random.default_rng(1)) == names
-    refused = [name.lower() for name in names[:100]]
-    assert not set(invent_names(500, np.random.default_rng(1), refused)) & set(names[:100])
