@@ -7,7 +7,7 @@ line.
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,7 +18,6 @@ from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
 
 SUFFIXES = (".txt", ".jsonl", ".csv")
-_ROW_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 
 
 class Text(NamedTuple):
@@ -73,34 +72,27 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
         return chain.from_iterable(_json_rows(case, what) for case in in_order)
     match path.suffix.lower():
         case ".jsonl":
-            return _json_lines(path, what)
+            return ((where, _json(line, where)) for where, line in _filled_lines(path, what))
         case ".json":
             return _json_rows(path, what)
         case ".csv" | ".tsv":
             return _csv_rows(path, what, needed)
-    which = f"Name one of {', '.join(_ROW_SUFFIXES)}. A folder must have files case_N.json."
+    which = "Name one of .jsonl, .json, .csv, .tsv. A folder must have files case_N.json."
     raise SubjectsError(f"{path} is no file of {what}. {which}")
 
 
-def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
-    for where, line in _filled_lines(path, what):
-        try:
-            yield where, parse_json(line)
-        except (ValueError, RecursionError) as error:
-            raise SubjectsError(
-                f"{where}: no JSON ({error}). Write an object per line; a list of objects is a "
-                ".json file."
-            ) from error
+def _json(text: str, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except (ValueError, RecursionError) as error:
+        raise SubjectsError(
+            f"{where}: no JSON ({error}). Write an object per line of a .jsonl file, in a .json file "
+            "a list of objects."
+        ) from error
 
 
 def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
-    try:
-        rows = parse_json("".join(_lines(path, what)))
-    except (ValueError, RecursionError) as error:
-        raise SubjectsError(
-            f"{path}: no JSON ({error}). Write a list of objects; an object per line is a .jsonl "
-            "file."
-        ) from error
+    rows = _json("".join(_lines(path, what)), str(path))
     match rows:
         case {"columns": list(), "data": list()}:  # where a column may be there twice
             raise SubjectsError(f'{path}: pandas wrote orient="split". Write orient="records".')
@@ -113,46 +105,40 @@ def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
             rows = [{name: column.get(i) for name, column in rows.items()} for i in numbers]
         case dict() if all(map(str.isdigit, rows)):
             rows = list(rows.values())
-        case dict():
-            rows = [rows]
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
         yield f"{path}, row {number}", row
 
 
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     lines = _lines(path, what)
-    header = next(lines, "")
-    first = next(lines, "")
+    first_lines = [next(lines, ""), next(lines, "")]
 
     def fit(delimiter: str) -> tuple[bool, int]:
-        n, n_first = (
-            len(*csv.reader([line], delimiter=delimiter, skipinitialspace=True))
-            for line in (header, first)
-        )
-        return n == n_first > 1, n
+        rows = csv.reader(first_lines, delimiter=delimiter, skipinitialspace=True)
+        n, *others = [len(row) for row in rows]
+        return others == [n] and n > 1, n
 
     csv.field_size_limit(2**31 - 1)  # texts may be long
     delimiter = max("\t,;" if path.suffix.lower() == ".tsv" else ",;\t", key=fit)
-    reader = csv.DictReader(
-        chain([header, first], lines), delimiter=delimiter, strict=True, skipinitialspace=True
+    reader = csv.reader(
+        chain(first_lines, lines), delimiter=delimiter, strict=True, skipinitialspace=True
     )
     last_line = 0
     try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        for name, n in Counter(filter(None, reader.fieldnames)).items():
-            if n > 1:
-                raise SubjectsError(f"{path}, line 1: the header has {name!r} twice. Rename one.")
-        if missing := [name for name in needed if name not in reader.fieldnames]:
+        header = [name.strip() for name in next(reader)]
+        if missing := [name for name in needed if name not in header]:
             raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
+        if twice := [name for name, n in Counter(header).items() if name and n > 1]:
+            raise SubjectsError(f"{path}, line 1: the header has {twice[0]!r} twice. Rename one.")
         last_line = reader.line_num
-        for entry in reader:
+        for row in filter(None, reader):
             where = f"{path}, line {reader.line_num}"
-            if None in entry:
+            if len(row) > len(header):
                 raise SubjectsError(
                     f"{where}: more fields than in the header. Quote those with a {delimiter!r}."
                 )
             last_line = reader.line_num
-            yield where, entry
+            yield where, dict(zip_longest(header, row))
     except csv.Error as error:
         raise SubjectsError(
             f"{path}, line {last_line + 1}: this is not CSV ({error}). Check its double quotes."
