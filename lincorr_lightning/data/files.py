@@ -86,8 +86,8 @@ def _json(text: str, where: str) -> Any:
         return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise SubjectsError(
-            f"{where}: no JSON ({error}). Write an object per line of a .jsonl file, in a .json file "
-            "a list of objects."
+            f"{where}: no JSON ({error}). Write an object per line of a .jsonl file, or a list of "
+            "objects in a .json file."
         ) from error
 
 

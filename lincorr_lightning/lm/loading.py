@@ -44,7 +44,7 @@ _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special t
 
 
 Stamp = tuple[int, ...]
-"""Device and inode of a file, its size, and the time when it was last written to."""
+"""Device and inode of a file, its size, and two times that change when it is written to."""
 
 
 def stamps(paths: Iterable[str | Path]) -> dict[str, Stamp]:
@@ -54,7 +54,9 @@ def stamps(paths: Iterable[str | Path]) -> dict[str, Stamp]:
         found[str(path)] = ()
         with suppress(OSError):
             stat = path.stat()
-            found[str(path)] = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+            # `cp -p` sets the time of a change, but not that of the inode.
+            times = stat.st_mtime_ns, stat.st_ctime_ns
+            found[str(path)] = stat.st_dev, stat.st_ino, stat.st_size, *times
     return found
 
 

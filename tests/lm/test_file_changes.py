@@ -26,6 +26,12 @@ from tests.lm.small_lms import (
 Write = Callable[[Path, Path], object]
 
 
+def keep_time(old: Path, new: Path) -> None:
+    before = old.stat()
+    shutil.copyfile(new, old)
+    os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def save(folder: Path, seed: int, is_bin: bool = False) -> Path:
     model = random_model(config_of("llama"), seed)
     model.save_pretrained(folder, max_shard_size="1GB" if is_bin else "5KB")
@@ -40,11 +46,12 @@ def save(folder: Path, seed: int, is_bin: bool = False) -> Path:
     ("write", "is_other"),
     [
         (lambda old, new: shutil.copyfile(new, old), True),
+        (keep_time, True),
         (lambda old, _: os.truncate(old, 0), True),  # reading would end the process
         (lambda old, new: new.replace(old), False),
         (lambda old, _: old.unlink(), False),
     ],
-    ids=["copied", "cut short", "renamed", "removed"],
+    ids=["copied", "with its time", "cut short", "renamed", "removed"],
 )
 @pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
 def test_logits_are_those_of_the_fingerprint(

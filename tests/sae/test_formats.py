@@ -579,9 +579,7 @@ def test_folders_without_an_sae(tmp_path: Path) -> None:
             with pytest.raises(SparseAutoencoderError, match="no such folder; download"):
                 load(path)
     (tmp_path / "residual.1").mkdir()
-    with pytest.raises(
-        SparseAutoencoderError, match=r"residual\.1 holds an SAE in no"
-    ):
+    with pytest.raises(SparseAutoencoderError, match=r"residual\.1 holds an SAE in no"):
         load_saes(tmp_path)
 
 
