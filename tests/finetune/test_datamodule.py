@@ -6,11 +6,9 @@ from collections import Counter
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
-from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.config import LMConfig
@@ -19,21 +17,16 @@ from tests.toys import NO_FILES, quiet_trainer
 
 
 class Taught(L.LightningModule):
-    """Trains on edits, records them, and may fail at a batch."""
+    """Trains on edits."""
 
-    def __init__(self, folder, fails_at=None):
+    def __init__(self, folder):
         super().__init__()
         self.lm = LanguageModel(LMConfig(folder))
-        self.fails_at = fails_at
-        self.seen = []
 
     def configure_model(self):
         self.lm.load().model.requires_grad_(True)
 
     def training_step(self, batch, batch_idx):
-        if len(self.seen) == self.fails_at:
-            raise RuntimeError("failed on purpose")
-        self.seen.append((self.current_epoch, batch_idx, batch.ids, batch.step))
         model = self.lm.model
         logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
         return cross_entropy(logits.transpose(1, 2), batch.labels)
@@ -178,7 +171,7 @@ def test_prediction_goes_through_the_edits_in_order(small_lm):
     assert predicted == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
+def test_a_run_is_not_resumed_with_other_edits(lm, tmp_path):
     more = tmp_path / "more.yaml"
     more.write_text(
         'version: 1\nsource: "made up"\nentities: {city: {name399: {country: France}}}\n'
@@ -195,15 +188,3 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=message):
             data(**changed).load_state_dict(data().state_dict())
-    training, n_edits = EditTraining(protocol="joint", edits_per_step=4), 22
-    broken, again = Taught(small_lm, fails_at=3), Taught(small_lm)
-    run = trainer(callbacks=[OnExceptionCheckpoint(tmp_path, "b")], enable_checkpointing=True)
-    with pytest.raises(RuntimeError):
-        run.fit(broken, EditsDataModule(broken.lm, training=training, n_edits=n_edits))
-    other = EditTraining(protocol="joint", edits_per_step=5)
-    with pytest.raises(CheckpointError, match="with edits_per_step 4, this run has 5"):
-        trainer().fit(
-            again,
-            EditsDataModule(again.lm, training=other, n_edits=n_edits),
-            ckpt_path=tmp_path / "b.ckpt",
-        )

@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -310,26 +309,3 @@ def test_files_that_are_refused(tmp_path: Path, name: str, content: Any, message
     with pytest.raises(SubjectsError, match=message) as caught:
         read_edits(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_run_of_a_file_accounts_for_every_row(
-    finetune: Callable[..., Any], tmp_path: Path
-) -> None:
-    rows = [
-        counterfact("Paris", "name1"),
-        counterfact("Atlantis", "name2"),
-        zsre("", "name3"),
-        mquake(rewrite("Tokyo", "name4"), rewrite("Elvish", "name4")),
-        ripple("The place of birth of name6 is Lima."),
-        {"subject": "name8", "answer": "Cairo"},
-    ]
-    path = tmp_path / "mixed.json"
-    path.write_text(json.dumps(rows))
-    with pytest.warns(UserWarning, match=r"data\.edits_file: 3 of 6 edits are skipped"):
-        run = finetune({"edits_file": str(path), "n_edits": 3}, steps_per_edit=1)
-    edits = [(edit.subject, edit.answer) for edit in run.edits]
-    assert edits == [("name1", "Paris"), ("name4", "Tokyo"), ("name6", "Lima")]
-    skipped = pandas.read_csv(run.folder / "tables" / "skipped.csv")
-    assert list(skipped["where"]) == [f"{path}, row {i}" for i in (2, 3, 6)]
-    assert run.results["n_edits"] == 3
-    assert run.results["skipped"] == {NO_LABEL: 1, NO_ANSWER: 1, "beyond data.n_edits": 1}

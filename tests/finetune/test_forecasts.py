@@ -122,30 +122,3 @@ def test_planned_edits_take_the_answers_in_turn(lm, small_lm, tmp_path):
     rows = [{"subject": edit.subject, "answer": edit.answer} for edit in trained.edits]
     given = plan_edits(ListedEdits(read_edits(rows)), data.tokenized, lm).edits
     assert [edit[:5] for edit in given] == [edit[:5] for edit in trained.edits]
-
-
-@pytest.mark.slow
-def test_a_forecast_is_scored_by_the_fine_tune_of_the_same_edits(
-    small_lm, relation, tmp_path, finetune
-):
-    """Half of all countries are right for each city, so that edits of a random LM generalize."""
-    cities = relation.source.texts
-    countries = relation.target.texts
-    references = [[countries[(i * 4 + j) % len(countries)] for j in range(6)] for i in range(3)]
-    rows = [
-        {"subject": f"name{i}", "answer": cities[i % len(cities)], "reference": references[i % 3]}
-        for i in range(24)
-    ]
-    file = tmp_path / "edits.json"
-    file.write_text(json.dumps(rows))
-    results, table = predict(small_lm, tmp_path / "ahead", f"--data.edits_file={file}")
-    found = [results[key] for key in ("study", "relation", "n_edits")]
-    assert found == ["forecast", "city->country", 24]
-    columns = ["subject", "answer", "reference", "nearest", "right", "margin", "rank"]
-    assert list(table) == columns
-    assert results["nearest"]["right"] == pytest.approx(table["right"].mean())
-    run = finetune({"edits_file": str(file), "n_edits": None}, steps_per_edit=5)
-    cases = pd.read_csv(run.folder / "tables" / "cases.csv")
-    assert table["subject"].tolist() == cases["subject"].tolist()
-    assert cases["nearest_risk"].tolist() == pytest.approx((-table["margin"]).tolist())
-    assert run.results["forecast_default"] == "causal_inner_product"
