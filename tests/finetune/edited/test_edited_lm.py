@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError, LincorrError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from tests.finetune.edited.plain import (
@@ -259,18 +259,6 @@ def test_lms_of_other_tokens_are_refused(made, relation, tmp_path):
     smaller = resized(tmp_path / "smaller", made.lm, -9)
     with pytest.raises(ConfigError, match=rf"model\.lm: .*smaller has .* tokens.*{way_out}"):
         run(tmp_path, smaller, made.file)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data.edits_file=null"], r"data\.edits_file is null"),
-        (["--model.n_others=-1"], r"model\.n_others is -1"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(made, options, message, tmp_path):
-    with pytest.raises(LincorrError, match=message):
-        run(tmp_path, made.lm, made.file, *options)
 
 
 def test_an_lm_that_was_not_edited_is_reported(made, tmp_path):
