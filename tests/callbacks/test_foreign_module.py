@@ -74,14 +74,10 @@ def test_by_yaml_with_our_program(theirs, small_lm, own_map, tmp_path):
     runs = tmp_path / "runs"
     cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", str(runs)])
     found = {type(c).__name__: c for c in cli.trainer.callbacks}
-    gradients, count = found["GradientCorrelation"], found["Generalization"]
-    steps = [step for step, _ in gradients.history["gradient_correlation/city->country"]]
-    assert steps == [1, 2, 3, 4]
-    assert [step for step, _ in count.history["generalization/hallucinated"]] == [0, *steps]
+    history = found["GradientCorrelation"].history["gradient_correlation/city->country"]
+    assert [step for step, _ in history] == [1, 2, 3, 4]
     resilience = found["Resilience"].results
     assert resilience["after"] != resilience["before"]
-    shares = [count.results[name] for name in ("generalized", "hallucinated", "unchanged")]
-    assert sum(shares) == pytest.approx(1)
     (folder,) = runs.glob("*/version_0")
     cases = read_table(folder / "tables" / "cases.csv")
     assert [case["subject"] for case in cases] == [edit["subject"] for edit in naive.EDITS]
