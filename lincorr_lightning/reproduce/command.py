@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from hashlib import file_digest, sha256
@@ -65,12 +65,13 @@ def reproduce(args: Sequence[str]) -> Path | None:
     folder = Path(settings.output)
     if not only_plan:
         settings.options.setdefault(_STATE_CACHE, str(folder / "states"))
-    state = State(folder / STATE)
+    state = read_state(folder / STATE)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
         plans = _plan(settings, items, folder)
         for plan in plans:
-            state.check(plan)
+            for run in plan.runs:
+                check_inputs(run, plan, state.get(run.key, {}).get("inputs"))
             print_line("\n".join(planning.describe(plan, items, settings)))
         if not any(plan.runs for plan in plans):
             reason = "the plan says why all that was asked for is left out"
@@ -79,8 +80,8 @@ def reproduce(args: Sequence[str]) -> Path | None:
             return None
         files.check_writable(folder)
         termination.current.is_resumable = True
-        run_all(plans, state)
-    return _write(plans, state, items, settings)
+        run_all(plans, state, folder / STATE)
+    return _write(plans, state, items, settings, folder)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,15 +117,21 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 @rank_zero_only
-def _write(plans: list[LMRuns], state: State, items: list[Item], settings: Settings) -> Path:
+def _write(
+    plans: list[LMRuns],
+    state: Mapping[str, Mapping[str, Any]],
+    items: list[Item],
+    settings: Settings,
+    folder: Path,
+) -> Path:
     for plan in plans:
-        state.fill_in(plan)
+        plan.collect(state)
     failed = [f"{plan.name}: {run}: {why}" for plan in plans for run, why in plan.errors.items()]
     if failed and not any(plan.finished for plan in plans):
         raise ReportError(f"all runs failed. {failed[0]}")
     if failed:
         print_line(f"{len(failed)} runs failed; the page has the reasons. The first: {failed[0]}")
-    page = write_reproduction(items, plans, settings, state.path.parent)
+    page = write_reproduction(items, plans, settings, folder)
     print_line(f"Page: {page}")
     return page
 
@@ -158,49 +165,31 @@ def _lm_config(path: str, settings: Settings) -> LMConfig:
         raise ConfigError(f"options: {str(error).partition(' ')[2]} of model.lm.*") from error
 
 
-class State:
-    """What has been done in a folder, kept in ``reproduction.json``.
+def read_state(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what has been done in a folder, by `PlannedRun.key`, of ``reproduction.json``.
 
-    A run of an LM has an entry: how it was made (`run_inputs`), its seconds, and its error if any.
+    A run has an entry: how it was made (`run_inputs`), its seconds, and its error if any.
     """
+    way_out = "Remove the folder, or name another one."
+    return files.read_json(path, ConfigError, way_out)["runs"] if path.is_file() else {}
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.runs: dict[str, dict[str, Any]] = {}
-        if path.is_file():
-            way_out = "Remove the folder, or name another one."
-            self.runs = files.read_json(path, ConfigError, way_out)["runs"]
 
-    def fill_in(self, plan: LMRuns) -> None:
-        """Add the finished runs of an LM to its plan, and why others are missing."""
-        for run in plan.runs:
-            entry = self.runs.get(f"{plan.name}/{run.name}", {})
-            plan.seconds[run.name] = entry.get("seconds", 0.0)
-            saved = run.saved()
-            if saved is not None:
-                plan.finished[run.name] = saved
-            else:
-                plan.errors[run.name] = entry.get("error", "not finished")
-
-    def check(self, plan: LMRuns) -> None:
-        """Refuse to go on with finished runs that were made in another way."""
-        for run in plan.runs:
-            earlier = self.runs.get(f"{plan.name}/{run.name}", {}).get("inputs")
-            # Whatever version of this package wrote the results.
-            if earlier is None or not list(run.folder.glob(f"*/{RESULTS_FILE}")):
-                continue
-            now = run_inputs(run, plan)
-            changed = [
-                f"{key} was {earlier.get(key)} and is {now.get(key)}"
-                for key in {**earlier, **now}
-                if earlier.get(key) != now.get(key)
-            ]
-            if changed:
-                raise ConfigError(
-                    f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "
-                    f"{'; '.join(changed[:5])}. Name another folder as --output, or go on with the "
-                    "same settings."
-                )
+def check_inputs(run: PlannedRun, plan: LMRuns, earlier: Mapping[str, str] | None) -> None:
+    """Refuse to go on with a finished run that was made in another way."""
+    # Whatever version of this package wrote the results.
+    if earlier is None or not list(run.folder.glob(f"*/{RESULTS_FILE}")):
+        return
+    now = run_inputs(run, plan)
+    changed = [
+        f"{key} was {earlier.get(key)} and is {now.get(key)}"
+        for key in {**earlier, **now}
+        if earlier.get(key) != now.get(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{run.folder.parent} holds {run.name} with other settings: {'; '.join(changed[:5])}. "
+            "Name another folder as --output, or go on with the same settings."
+        )
 
 
 def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
@@ -245,7 +234,7 @@ def _digest(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()[:12]
 
 
-def run_all(plans: Sequence[LMRuns], state: State) -> None:
+def run_all(plans: Sequence[LMRuns], state: dict[str, dict[str, Any]], path: Path) -> None:
     """Make the runs that are not finished. The error of a run is kept, and the others go on."""
     todo = [(plan, run) for plan in plans for run in plan.runs if run.saved() is None]
     total = sum(len(plan.runs) for plan in plans)
@@ -267,8 +256,8 @@ def run_all(plans: Sequence[LMRuns], state: State) -> None:
             print_line(f"  failed: {entry['error']}")
         gc.collect()  # modules and trainers refer to each other
         entry["seconds"] = round(time.perf_counter() - start, 1)
-        state.runs[f"{plan.name}/{run.name}"] = entry
-        rank_zero_only(files.write_json)(state.path, {"runs": state.runs})
+        state[run.key] = entry
+        rank_zero_only(files.write_json)(path, {"runs": state})
 
 
 def _make(run: PlannedRun, plan: LMRuns) -> None:

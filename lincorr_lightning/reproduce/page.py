@@ -16,7 +16,6 @@ from lincorr_lightning.reproduce.plan import (
     Settings,
     left_out,
     plan_data,
-    relation_probe,
 )
 from lincorr_lightning.results.paper import (
     PaperInfluences,
@@ -186,7 +185,7 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
 
     There is a row per label of the paper that is a label here. None if the LM lacks the relation.
     """
-    weights = lm.linear_maps.get(relation_probe(printed.relation) or "")
+    weights = lm.linear_map(printed.relation)
     if weights is None or printed.relation not in weights.pairs:
         return None
     w = weights.weight(printed.relation).numpy()

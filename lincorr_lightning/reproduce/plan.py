@@ -5,7 +5,7 @@ from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,11 @@ class PlannedRun:
     probe: Path | None = None  # edits are of subjects that its maps were not fitted on
     answers: tuple[str, ...] = ()  # of the edits, one each; empty if they are sampled
 
+    @property
+    def key(self) -> str:
+        """Its LM's folder and its name."""
+        return f"{self.folder.parent.name}/{self.name}"
+
     def saved(self) -> SavedRun | None:
         """Return the finished run; None if it is not finished, or its files are damaged."""
         with suppress(ReportError):
@@ -200,15 +205,22 @@ class LMRuns:
     errors: dict[str, str] = field(default_factory=dict)  # why runs are not finished
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @cached_property
-    def linear_maps(self) -> dict[str, LinearMap]:
-        """Maps of the probes by run, read once; those that cannot be read are left out."""
-        maps = {}
-        for name, run in self.finished.items():
-            with suppress(LinearMapError):
-                if run.study == "linear_probe":
-                    maps[name] = LinearMap.from_pretrained(run.folder / _LINEAR_MAP)
-        return maps
+    def collect(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Read the finished runs, and from the entries of a state why others are missing."""
+        for run in self.runs:
+            entry = state.get(run.key, {})
+            self.seconds[run.name] = entry.get("seconds", 0.0)
+            if (saved := run.saved()) is not None:
+                self.finished[run.name] = saved
+            else:
+                self.errors[run.name] = entry.get("error", "not finished")
+
+    def linear_map(self, relation: str) -> LinearMap | None:
+        """Return the maps of the probe that has a relation's; None if they cannot be read."""
+        with suppress(LinearMapError, KeyError):
+            run = self.finished[relation_probe(relation) or ""]
+            return LinearMap.from_pretrained(run.folder / _LINEAR_MAP)
+        return None
 
     def find(self, quantity: str, relation: str, answer: str = "", place: str = "") -> float | None:
         """Return a quantity of ``paper.yaml`` as measured here; None if it was not.
