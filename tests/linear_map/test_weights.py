@@ -70,13 +70,6 @@ def test_top_and_rank(run: Path) -> None:
         assert linear_map.top(PAIR, "Lima")["reference"].tolist() == [None] * 4
 
 
-def test_unknown_labels_are_refused() -> None:
-    with pytest.raises(LinearMapError, match=r"'Rom' is no label of city; labels are such as Rome"):
-        MAP.top(PAIR, "Rom")
-    with pytest.raises(LinearMapError, match="no pair 'city->color'"):
-        MAP.rank("city->color", "Rome", "Spain")
-
-
 def test_a_fitted_map_knows_its_reference(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     relation = TokenizedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
@@ -163,8 +156,8 @@ def test_wrong_arguments_are_refused(run: Path) -> None:
         main(["weights", str(run), "city-", "Rome"])
     with pytest.raises(LinearMapError, match="has no pair 'city->color', but city->country"):
         main(["weights", str(run), "city->color", "Rome"])
-    with pytest.raises(LinearMapError, match="'Spain' is no label of country"):
-        main(["weights", str(run), PAIR, "Rome", "Spain"])
+    with pytest.raises(LinearMapError, match=r"'Rom' is no label of city; labels are such as Rome"):
+        main(["weights", str(run), PAIR, "Rom"])
     (run / "linear_map" / "linear_map.safetensors").write_bytes(b"damaged")
     with pytest.raises(LinearMapError, match="fit the map again"):
         main(["weights", str(run), PAIR, "Rome"])

@@ -36,14 +36,6 @@ def test_the_part_of_w_that_is_shown_depends_on_the_reference_alone() -> None:
     assert sources == [*range(0, 18, 3), *range(1, 16, 3), *range(2, 17, 3)]
 
 
-def test_without_a_reference_the_highest_weights_are_shown() -> None:
-    weight = np.random.default_rng(0).normal(size=(60, 80))
-    targets, sources = shown_part(weight, np.zeros(weight.shape, dtype=bool))
-    assert targets == sorted(range(60), key=lambda i: -max(weight[i]))[:16]
-    assert sorted(sources) == sorted({*(int(np.argmax(weight[i])) for i in targets), *sources})
-    assert len(set(sources)) == 16
-
-
 def cells(shape: tuple[int, int], **changes: Any) -> DataFrame:
     rng = np.random.default_rng(0)
     rows = [

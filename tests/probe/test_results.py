@@ -245,14 +245,6 @@ def test_the_verdict_says_what_helps() -> None:
     assert "is 1e+06, the strongest that is tried" in make_results([at_edge]).verdict[-1]
 
 
-def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None:
-    rows = iter(cells(results, "label_wise"))
-    for score in make_scores():
-        for label, r in zip(LABELS[score.target], score.label_r.tolist(), strict=True):
-            expected = {"pair": score.pair, "label": label, "r": None if math.isnan(r) else r}
-            assert next(rows) == expected
-
-
 def test_without_references_the_best_pairs_are_shown() -> None:
     scores = make_scores(**dict.fromkeys(HITS))
     found = make_results(scores)
