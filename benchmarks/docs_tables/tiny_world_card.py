@@ -34,8 +34,7 @@ def shipped_corpus(names: Sequence[str]) -> Corpus:
     knowledge = Catalogue.load().select(list(names))
     world = World.load(FOLDER / WORLD_FILE)
     tokenizer: Any = LanguageModel.from_pretrained("tiny-world").tokenizer
-    stated = tuple(world.statements(knowledge))
-    return Corpus(world, tokenizer, tuple(one.name for one in knowledge), stated)
+    return Corpus.of(world, knowledge, tokenizer)
 
 
 @torch.no_grad()
@@ -95,7 +94,7 @@ def size_table(lm: LanguageModel, corpus: Corpus, n_epochs: int) -> str:
         "countries": countries,
         "cities of second homes": towns,
         "subjects": len(corpus.world.people),
-        "facts": len(corpus.stated),
+        "facts": len(corpus.encoded),
         "epochs": n_epochs,
     }
     return markdown_table(("of", "number"), ((name, f"{n:,}") for name, n in numbers.items()))

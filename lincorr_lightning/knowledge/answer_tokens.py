@@ -52,7 +52,9 @@ def answer_tokens(
             after_prompt = ids[len(head) :]
         elif tokenizer.is_fast:  # offsets take time, and few answers need them
             offsets = tokenizer(text, return_offsets_mapping=True, **options)["offset_mapping"]
-            after_prompt = _tokens_after(offsets, ids, len(prompt), len(gap))
+            at = next((i for i, (_, stop) in enumerate(offsets) if stop > len(prompt)), len(ids))
+            if ids[at:] and len(prompt) <= offsets[at][0] <= len(prompt + gap):
+                after_prompt = ids[at:]
         if not (after_prompt or gap):
             after_prompt = _tokens_alone(head, answer.text, tokenizer)
         tokens.append(after_prompt)
@@ -69,16 +71,6 @@ def _tokens_alone(
         for part in (head + ids, head)
     )
     return ids if whole == start + text else None
-
-
-def _tokens_after(
-    offsets: list[tuple[int, int]], ids: list[int], end: int, gap: int
-) -> list[int] | None:
-    """Return the tokens from the one that begins where the prompt ends, if there is one."""
-    for index, (start, stop) in enumerate(offsets):
-        if stop > end:
-            return ids[index:] if end <= start <= end + gap else None
-    return None
 
 
 def unknown_words(knowledge: Knowledge, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
@@ -153,12 +145,8 @@ class TokenReader:
 
     def unique_texts(self, token_ids: list[int]) -> list[str]:
         """Return the text of each token, with its spelling where tokens read alike."""
-        texts = list(map(self.piece, token_ids))
-        counts = Counter(texts)
-        return [
-            self.spelling(token_id) if counts[text] > 1 else text
-            for token_id, text in zip(token_ids, texts, strict=True)
-        ]
+        counts = Counter(map(self.piece, token_ids))
+        return [self.spelling(i) if counts[self.piece(i)] > 1 else self.piece(i) for i in token_ids]
 
 
 def _normalizer(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], str]:

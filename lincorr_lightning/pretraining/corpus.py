@@ -1,15 +1,16 @@
 """The training text of a tiny world: its statements and its vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
 from lincorr_lightning.data.tiny_world.world import Statement, World
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.knowledge import Knowledge
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +34,47 @@ class EncodedStatement:
 class Corpus:
     """Statements about a world, and the tokenizer of everything that is true, stated or not.
 
-    `knowledge` are the names of its kinds. The training text makes the statements `stated`;
+    `knowledge` are the names of its kinds. The training text makes the statements `encoded`;
     `second_homes` do not count in recall, where the first is right.
     """
 
     world: World
     tokenizer: PreTrainedTokenizerFast
     knowledge: tuple[str, ...]
-    stated: tuple[Statement, ...]
-    second_homes: tuple[Statement, ...] = ()
+    encoded: Sequence[EncodedStatement]
+    second_homes: Sequence[EncodedStatement] = ()
 
-    @property
-    def encoded(self) -> list[EncodedStatement]:
-        """The stated statements in tokens."""
-        return self._encoded[: len(self.stated)]
+    @classmethod
+    def of(
+        cls,
+        world: World,
+        knowledge: Sequence[Knowledge],
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> "Corpus":
+        """Return the statements of some kinds of knowledge; None builds their tokenizer."""
+        tokenizer = tokenizer or build_tokenizer(*world.words(knowledge))
+        read: Any = tokenizer
+        # Masks would take longer than the ids themselves.
+        ids = partial(
+            read, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False
+        )
+        prompts = ids([kind.prompt("X") for kind in knowledge])["input_ids"]  # a subject: one token
+        kind_of = {kind.name: (len(prompts[i]), i) for i, kind in enumerate(knowledge)}
 
-    @property
-    def encoded_second_homes(self) -> list[EncodedStatement]:
-        """The statements of second homes in tokens."""
-        return self._encoded[len(self.stated) :]
+        def encode(statements: Iterable[Statement]) -> list[EncodedStatement]:
+            stated = list(statements)
+            texts = ids([f"{each.text}." for each in stated])["input_ids"] if stated else []
+            if any(tokenizer.unk_token_id in tokens for tokens in texts):
+                raise ConfigError(
+                    "the tiny world's tokenizer cannot read all its texts: adjacent words of one "
+                    "are one word in another. Remove knowledge from data.knowledge."
+                )
+            pairs = zip(stated, texts, strict=True)
+            return [EncodedStatement(ids, *kind_of[each.knowledge.name]) for each, ids in pairs]
 
-    @cached_property
-    def _encoded(self) -> list[EncodedStatement]:
-        def ids(texts: list[str]) -> list[list[int]]:
-            # Masks would take longer than the ids themselves.
-            options = {"return_attention_mask": False, "return_token_type_ids": False}
-            return list(self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
-
-        statements = (*self.stated, *self.second_homes)
-        kinds = {each.knowledge.name: each.knowledge for each in statements}
-        prompts = ids([kind.prompt("X") for kind in kinds.values()])  # a subject is one token
-        kind_of = {
-            name: (len(prompt), self.knowledge.index(name))
-            for name, prompt in zip(kinds, prompts, strict=True)
-        }
-        texts = ids([f"{statement.text}." for statement in statements])
-        if any(self.tokenizer.unk_token_id in tokens for tokens in texts):
-            raise ConfigError(
-                "the tiny world's tokenizer cannot read all its texts: adjacent words of one are "
-                "one word in another. Remove knowledge from data.knowledge, or change prompts."
-            )
-        return [
-            EncodedStatement(tokens, *kind_of[statement.knowledge.name])
-            for statement, tokens in zip(statements, texts, strict=True)
-        ]
+        names = tuple(kind.name for kind in knowledge)
+        encoded = encode(world.statements(knowledge))
+        return cls(world, tokenizer, names, encoded, encode(world.second_homes(knowledge)))
 
     @cached_property
     def answers(self) -> list[list[int]]:
@@ -85,18 +83,6 @@ class Corpus:
         A domain may hold words that are nobody's answer, such as "South" of South Korea.
         """
         answers: list[set[int]] = [set() for _ in self.knowledge]
-        for statement in self._encoded:
+        for statement in (*self.encoded, *self.second_homes):
             answers[statement.knowledge].add(statement.answer)
         return [sorted(tokens) for tokens in answers]
-
-
-def build_corpus(world: World, catalogue: Catalogue, stated: Sequence[str]) -> Corpus:
-    """Return the statements about a world; `stated` are kinds of knowledge or families."""
-    knowledge = catalogue.select(list(stated))
-    return Corpus(
-        world,
-        build_tokenizer(*world.words(knowledge)),
-        tuple(each.name for each in knowledge),
-        stated=tuple(world.statements(knowledge)),
-        second_homes=tuple(world.second_homes(knowledge)),
-    )

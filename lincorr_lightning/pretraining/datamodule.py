@@ -14,7 +14,7 @@ from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.corpus import Corpus, EncodedStatement, build_corpus
+from lincorr_lightning.pretraining.corpus import Corpus, EncodedStatement
 from lincorr_lightning.study import StudyData
 
 IGNORED = -100  #: Target of a token that adds nothing to the loss.
@@ -79,7 +79,7 @@ class PackedStatements(Dataset[PackedBatch]):
     def _statements(self) -> list[EncodedStatement]:
         repeats = self.repeats or [1] * len(self.corpus.knowledge)
         repeated = [s for s in self.corpus.encoded for _ in range(repeats[s.knowledge])]
-        return repeated + self.corpus.encoded_second_homes * self.second_home_repeats
+        return repeated + list(self.corpus.second_homes) * self.second_home_repeats
 
     def __len__(self) -> int:
         """Number of steps of an epoch, the same on all ranks."""
@@ -189,7 +189,7 @@ class CorpusDataModule(StudyData):
         catalogue = Catalogue.load()
         world = World.load()
         world = world.first(self.hparams["n_people"] or len(world.people))
-        corpus = build_corpus(world, catalogue, self.knowledge)
+        corpus = Corpus.of(world, catalogue.select(self.knowledge))
         longest = max(len(statement.tokens) for statement in corpus.encoded)
         require("data.row_length", self.hparams["row_length"], at_least=longest)  # a statement
         repeats = dict.fromkeys(corpus.knowledge, 1)

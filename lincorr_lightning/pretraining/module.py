@@ -205,7 +205,7 @@ class Pretraining(Study):
     def build_results(self) -> Results:
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
         folder = run_folder(self.trainer) / "model"
-        n_prompts = Counter(statement.knowledge.name for statement in self.corpus.stated)
+        n_prompts = Counter(self.corpus.knowledge[each.knowledge] for each in self.corpus.encoded)
         recall = Table.of(
             "recall",
             [(name, value, n_prompts[name]) for name, value in self._recall.items()],

@@ -15,7 +15,7 @@ from lincorr_lightning.data.tiny_world.world import World
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.corpus import build_corpus
+from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import (
     IGNORED,
     CorpusDataModule,
@@ -110,7 +110,7 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
         make_trainer(tmp_path / folder, 1).fit(module, **data)
         return module
 
-    corpus = build_corpus(World.load().first(24), Catalogue.load(), KNOWLEDGE)
+    corpus = Corpus.of(World.load().first(24), Catalogue.load().select(KNOWLEDGE))
     statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 2])
     loaders = [DataLoader(data, batch_size=None) for data in (statements, recall_prompts(corpus))]
     plain = fit("plain", corpus, train_dataloaders=loaders[0], val_dataloaders=loaders[1])
