@@ -48,20 +48,6 @@ def test_no_rank_is_left_without_a_batch(small_lm: str, world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("world", [2, 5])  # of six batches
-def test_every_batch_goes_to_one_rank_once(small_lm: str, world: int) -> None:
-    options: dict[str, Any] = {"n_subjects": 211, "batch_size": 20}
-    alone = [b.subjects for b in _set_up(small_lm, **options).train_dataloader()]
-    steps, seen = set(), []
-    for rank in range(world):
-        batches = list(_set_up(small_lm, rank, world, **options).train_dataloader())
-        steps.add(len(batches))
-        assert all(batch.subjects for batch in batches)  # a sharded LM needs all ranks
-        seen += [(b.first, b.subjects) for b in batches if not b.is_padding]
-    assert len(steps) == 1  # in step
-    assert [subjects for _, subjects in sorted(seen)] == alone
-
-
 def test_a_test_on_all_reads_the_fit_half_first(small_lm: str) -> None:
     data = _set_up(small_lm, n_subjects=111, batch_size=20, test_on="all")
     batches = list(data.test_dataloader())

@@ -64,16 +64,6 @@ def test_the_command_reads_a_folder_with_a_tokenizer_alone(byte_level, tmp_path,
     assert "spot: {} zz in" in printed and "Brunei" in printed and "Paris" in printed
 
 
-def test_words_of_a_prompt_are_no_markup(word_level, tmp_path, capsys):
-    word_level.save_pretrained(tmp_path)
-    (tmp_path / "mine.yaml").write_text(
-        "version: 1\nknowledge:\n"
-        "  spot: {family: simile, language: en, template: '{} [/day] in', answers: [Paris]}\n"
-    )
-    audit(str(tmp_path), "spot", [str(tmp_path / "mine.yaml")])
-    assert "words of its prompt: [/day]" in capsys.readouterr().out
-
-
 def test_the_command_refuses_unknown_names_and_lms(tmp_path):
     with pytest.raises(KnowledgeError, match=r"'mth'.*'math'"):
         audit(lm="no such LM", knowledge="city, mth")  # before the tokenizer is read

@@ -7,7 +7,6 @@ from transformers import ByT5Tokenizer
 
 from lincorr_lightning.errors import DomainError
 from lincorr_lightning.knowledge import (
-    WHOLE_WORDS,
     Answer,
     Catalogue,
     Completeness,
@@ -70,12 +69,6 @@ def check_places(tokenizer, ask, words, spell, reason):
         assert "Brunei".lower() in "".join(domain.dropped[0].tokens).replace("#", "").lower()
 
 
-def test_word_piece_matches_through_its_normalizer(word_piece, ask):
-    vocabulary = word_piece.get_vocab()
-    accented = build_domain(ask("Páris", "Romé"), word_piece)
-    assert accented.token_ids == [vocabulary["paris"], vocabulary["rome"]]
-
-
 def test_answers_without_a_space_take_the_token_without_one(
     byte_level, word_level, unigram, sentencepiece, ask
 ):
@@ -107,14 +100,6 @@ def test_subwords_are_kept_only_on_request(byte_level, ask):
     assert only.token_ids == [subword.token_id]
     assert reasons(only) == {"Paris": "whole", "South Korea": "phrase"}
     assert build_domain(country, byte_level, keep=["phrase"]).texts == ["South"]
-
-
-def test_a_subword_never_joins_the_label_of_a_whole_word(byte_level, ask):
-    for keep in (ALL, WHOLE_WORDS):
-        domain = build_domain(ask("Paris", "Parisx"), byte_level, keep=keep)
-        assert domain.token_ids == [byte_level.get_vocab()["ĠParis"]]
-        assert [answer.text for answer in domain.labels[0].answers] == ["Paris"]
-        assert reasons(domain) == {"Parisx": "subword"}
 
 
 def test_special_tokens_and_parts_of_a_character_are_never_labels(byte_level, sentencepiece, ask):

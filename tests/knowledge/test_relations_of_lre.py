@@ -4,19 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from scipy import stats
-from sklearn.linear_model import Ridge
 
-from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
-from tests.probe.test_module import run_probe
-from tests.toys import read_table
 
 # Of the shape of data/factual/*.json in github.com/evandez/relations.
 CAPITAL: dict[str, Any] = {
@@ -72,44 +65,6 @@ def test_a_relation_is_the_join_over_subjects(tmp_path: Path) -> None:
     assert forth["Paris"] == {"red", "blue", "white"}
     assert back == joined(FLAG, CAPITAL) and back["red"] == {"Paris", "Tokyo"}
     assert catalogue.relation("country_capital_city->country").reference is None
-
-
-def test_the_correlation_of_two_relations_is_that_of_plain_loops(
-    small_lm: str, tmp_path: Path
-) -> None:
-    files = write(tmp_path, capital=CAPITAL, flag=FLAG)
-    name = "country_capital_city->country_color"
-    options: dict[str, Any] = {"knowledge_files": files, "pairs": [name], "ridge": 1.0}
-    _, _, run = run_probe(tmp_path, small_lm, random_labels=3, **options)
-    (pair,) = json.loads((run / "results.json").read_text())["pairs"]
-    linear_map = LinearMap.from_pretrained(run / "linear_map")
-    rows = read_table(run / "tables" / "subjects.csv")
-    lm = LanguageModel.from_pretrained(small_lm)
-
-    def logits(half: str, template: str, tokens: list[int]) -> np.ndarray:
-        prompts = [template.format(row["subject"]) for row in rows if row["half"] == half]
-        with torch.no_grad():
-            read = lm.model(**lm.tokenizer(prompts, return_tensors="pt")).logits[:, -1]
-        return read[:, tokens].double().numpy()
-
-    cities, colors = (linear_map.token_ids(side) for side in name.split("->"))
-    r, hits = [], []
-    for template in CAPITAL["prompt_templates_zs"]:
-        x = [logits(half, template, cities) for half in ("fit", "test")]
-        y = [logits(half, FLAG["prompt_templates"][0], colors) for half in ("fit", "test")]
-        model = Ridge(alpha=1.0).fit(x[0], y[0])
-        columns = zip(model.predict(x[1]).T, y[1].T, strict=True)
-        r.append(np.mean([stats.pearsonr(p, t)[0] for p, t in columns]))
-        labels = [linear_map.labels(side) for side in name.split("->")]
-        right = joined(CAPITAL, FLAG)
-        best = [labels[1][i] for i in model.coef_.argmax(0)]
-        pairs = zip(labels[0], best, strict=True)
-        hits.append(np.mean([color in right[city] for city, color in pairs if city in right]))
-    assert len(labels[0]) == 5 and len(labels[1]) == 5
-    assert pair["templates"]["label_mean"]["values"] == pytest.approx(r, abs=1e-5)
-    assert pair["label_mean"] == pytest.approx(np.mean(r), abs=1e-5)
-    assert pair["precision"]["influenced"]["1"] == pytest.approx(np.mean(hits))
-    assert pair["precision"]["influenced"]["n"] == 4  # nothing is known of Oslo
 
 
 def test_subjects_of_a_relation_are_subjects_of_a_probe(tmp_path: Path) -> None:

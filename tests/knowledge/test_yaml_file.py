@@ -1,8 +1,5 @@
 """Knowledge files: what is read, and how invalid files are refused."""
 
-import json
-import time
-
 import pytest
 import yaml
 
@@ -114,24 +111,6 @@ def test_bad_files_are_refused_with_file_key_and_reason(case, write):
     assert message.startswith(f"{path}: "), message
     for fragment in fragments:
         assert fragment in message, message
-
-
-def test_forty_thousand_of_anything_take_seconds(write):
-    words = [f"w{i}" for i in range(40_000)]
-    listed = write(GOOD.replace("[oak, ash]", json.dumps(words)))
-    samples = {
-        name: [{"subject": word, "object": "hub" if name == "r" else word} for word in words]
-        for name in "rs"
-    }
-    files = [
-        write(json.dumps({"name": n, "prompt_templates": ["{} is"], "samples": rows}), f"{n}.json")
-        for n, rows in samples.items()
-    ]
-    start = time.process_time()
-    catalogue = Catalogue.load(listed, *files)
-    assert time.process_time() - start < 15
-    assert len(catalogue["motto"].answers) == 40_000
-    assert len(catalogue.relation("r->s").reference["hub"]) == 40_000
 
 
 def test_the_good_file_is_good(write):

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.adapters import save_merged
-from lincorr_lightning.knowledge.audit import audit
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.lm.small_lms import (
@@ -284,22 +283,6 @@ def test_quantized_base(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Pat
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": method}))
     with pytest.raises(LanguageModelError, match="before the quantization"):
         LanguageModel.from_pretrained(str(tmp_path / "base"), adapter=str(made[0]))
-
-
-def test_other_readers_of_names(lm_folder: Folder, tmp_path: Path, capsys: Any) -> None:
-    """The audit reads the tokenizer, the ablation the embedding in its stored precision."""
-    adapter = tmp_path / "adapter"
-    adapted = train(lm_folder("llama-tied"), adapter, KINDS["embedding"]())
-    audit(lm=str(adapter), knowledge=["city"])
-    assert "Knowledge under the tokenizer of" in capsys.readouterr().out
-    expected = adapted.merge_and_unload().get_input_embeddings().weight
-    assert torch.equal(read_token_embedding(LMConfig(str(adapter))).weight, expected)
-    base = str(lm_folder("llama-tied"))
-    plain = read_token_embedding(LMConfig(base)).weight
-    assert not torch.equal(expected, plain)
-    beside = read_token_embedding(LMConfig(base, adapter=str(adapter)))
-    assert torch.equal(beside.weight, expected)
-    assert beside.stored.info["adapter"] == str(adapter) and beside.stored.info["base"] == base
 
 
 def test_gguf_base(tmp_path: Path) -> None:

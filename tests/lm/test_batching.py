@@ -49,22 +49,6 @@ def test_halves_until_it_fits_and_remembers(error: Exception) -> None:
     assert max(again.requested) == 120
 
 
-def test_nothing_is_lost_when_memory_runs_out_late() -> None:
-    memory = Memory([8] * 600, limit=10_000)
-
-    def scarcer(batch: list[int]) -> None:
-        if len(memory.done) == 1:
-            memory.limit = 800
-        memory(batch)
-
-    MicroBatches().run(memory.lengths, "cpu", scarcer)
-    assert [len(batch) for batch in memory.done] == [512, 88]
-    memory = Memory([8] * 2000, limit=10_000)
-    MicroBatches().run(memory.lengths, "cpu", scarcer)
-    assert sorted(i for batch in memory.done for i in batch) == list(range(2000))
-    assert max(memory.requested[1:]) > 800 and len(memory.done[-1]) <= 100
-
-
 @pytest.mark.parametrize(
     ("tokens", "limit", "message"),
     [

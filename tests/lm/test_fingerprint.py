@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import normalizers
@@ -11,8 +9,7 @@ from lincorr_lightning.lm.fingerprint import (
     fingerprint_tensors,
     fingerprint_tokenizer,
 )
-from lincorr_lightning.lm.language_model import LanguageModel
-from tests.lm.small_lms import ARCHITECTURES, Folder, config_of, small_tokenizer
+from tests.lm.small_lms import ARCHITECTURES, config_of, small_tokenizer
 
 
 class Weights(nn.Module):
@@ -130,21 +127,3 @@ def test_config_fingerprint() -> None:
     config.transformers_version, config.use_cache, config.dtype = "9", False, torch.float16
     config.attention_dropout, config.initializer_range = 0.5, 0.5
     assert fingerprint_config(config) in prints
-
-
-def test_of_a_language_model(lm_folder: Folder, tmp_path: Path) -> None:
-    folder = str(lm_folder("gpt2"))
-    lm = LanguageModel.from_pretrained(folder)
-    first = lm.fingerprint
-    assert set(first) == {"tokenizer", "config", "dtype", "weights"}
-    assert LanguageModel.from_pretrained(folder).fingerprint == first
-    half = LanguageModel.from_pretrained(folder, dtype="bfloat16").fingerprint
-    assert {part for part in first if half[part] != first[part]} == {"dtype", "weights"}
-    # A frozen LM's is kept until its weights change.
-    with torch.no_grad():
-        lm.model.transformer.h[1].mlp.c_fc.bias[3] += 1e-3
-    assert lm.fingerprint["weights"] != first["weights"]
-    lm.model.requires_grad_(True)
-    before = lm.fingerprint["weights"]
-    lm.model.transformer.h[1].mlp.c_fc.bias.data[3] += 1e-3  # as some optimizers do
-    assert lm.fingerprint["weights"] != before

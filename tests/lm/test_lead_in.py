@@ -99,12 +99,6 @@ def test_the_last_token_is_that_of_the_prompt(lm_folder: Folder, tmp_path: Path)
         assert lm.prefix == [2]
 
 
-def test_an_empty_thought_is_part_of_the_turn() -> None:
-    """Qwen3 writes one before the last answer, which is then without a thought."""
-    tokenizer = small_tokenizer(chat_template=CHAT.replace("'saw '", "'saw <think></think> '"))
-    assert chat_lead_in(tokenizer, "red") == "<s> red </s> saw <think></think> "
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -124,11 +118,6 @@ def test_templates_that_cannot_be_used(template: str | None) -> None:
         chat_lead_in(tokenizer, "")
 
 
-def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(LanguageModelError, match=r"add_bos is False, but with lm\.chat_template"):
-        LMConfig(chat_template=True, add_bos=False)
-
-
 def test_one_chat_of_two_lms(small_lm: str, make_lm: Any, tmp_path: Path) -> None:
     folder = with_chat(make_lm(tmp_path))
     plain, chat = LMConfig(folder), LMConfig(folder, chat_template=True)
@@ -145,15 +134,6 @@ def test_one_chat_of_two_lms(small_lm: str, make_lm: Any, tmp_path: Path) -> Non
 def test_studies_without_prompts_refuse_a_chat(kind: Any, small_lm: str) -> None:
     with pytest.raises(ConfigError, match="chat_template is true, but this study reads no prompts"):
         kind(lm=LMConfig(small_lm, chat_template=True))
-
-
-def test_a_chat_template_without_bos(lm_folder: Folder, tmp_path: Path) -> None:
-    small_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_bytes((lm_folder("llama") / "config.json").read_bytes())
-    folder = with_chat(tmp_path, CHAT.replace("<s> ", "red "))
-    lm = LanguageModel(LMConfig(folder, chat_template=True), "blue")
-    row = [*word_ids("red blue", bos=False), 3, *word_ids("saw Oslo", bos=False)]
-    assert lm.rows(["Oslo"]) == [row]
 
 
 STUDIES = [FeatureFlow, LinearProbe, MapResilience, SourceFinetune]

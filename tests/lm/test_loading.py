@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -187,16 +186,6 @@ def test_code_of_the_hub_that_a_config_names_is_refused(folder: Path, key: str) 
         LanguageModel.from_pretrained(str(folder))
     lm = LanguageModel.from_pretrained(str(folder), attn_implementation="sdpa")
     assert lm.model.config._attn_implementation == "sdpa"
-
-
-def test_hub_id_in_offline_mode_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(time, "sleep", calls.append)  # what waits before it tries again
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **options: calls.append(host))
-    message = refusal("some-org/some-lm")
-    assert not calls
-    assert "hf download some-org/some-lm" in message
 
 
 def test_hub_id_without_network_fails_after_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
