@@ -71,7 +71,7 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
             {"a.jsonl": '{"text": "x"}\n{"body": "x"}'},
             "a.jsonl",
             {},
-            r"a\.jsonl, line 2: 'text' is None, not a text.* as key",
+            r"a\.jsonl, line 2: 'text' is None, not a text.* as `key`",
         ),
         ({"a.jsonl": "7"}, "a.jsonl", {}, "line 1: 'text' is None"),
         ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: no JSON"),
