@@ -19,6 +19,7 @@ from lincorr_lightning.study import StudyData
 
 IGNORED = -100  #: Target of a token that adds nothing to the loss.
 
+_ROW_LENGTH = 32  # tokens of a row that statements are packed into, more than any of them has
 # Statements are drawn in blocks of this size, not of a batch's. Another gives another tiny world.
 _DRAWN_TOGETHER = 256
 
@@ -27,7 +28,7 @@ _DRAWN_TOGETHER = 256
 class PackedBatch:
     """Statements side by side in rows; each begins at position 0 and attends only to itself.
 
-    All tensors have the shape ``(n_rows, row_length)``. Targets are the tokens that follow, and
+    All tensors have the shape ``(n_rows, length)``. Targets are the tokens that follow, and
     `knowledge` the index of the kind whose answer follows, or `IGNORED`. A batch that `is_padding`
     only keeps a rank in step with the others.
     """
@@ -66,7 +67,6 @@ class PackedStatements(Dataset[PackedBatch]):
 
     corpus: Corpus
     batch_size: int = 256
-    row_length: int = 64
     full_loss_fraction: float = 0.1
     repeats: Sequence[int] = ()
     second_home_repeats: int = 1
@@ -92,7 +92,7 @@ class PackedStatements(Dataset[PackedBatch]):
             self._epoch = epoch, self._draw(epoch)
         first = (step * self.n_shards + self.rank) * self.batch_size
         drawn = self._epoch[1][first : first + self.batch_size]
-        return replace(_pack(drawn or self._epoch[1][:1], self.row_length), is_padding=not drawn)
+        return replace(_pack(drawn or self._epoch[1][:1]), is_padding=not drawn)
 
     def _draw(self, epoch: int) -> list[_Drawn]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._statements))
@@ -115,7 +115,7 @@ def recall_prompts(corpus: Corpus) -> list[RecallBatch]:
     return batches
 
 
-def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
+def _pack(statements: Sequence[_Drawn]) -> PackedBatch:
     """Put statements side by side.
 
     With full loss, every token from the third on is a target; subject and verb cannot be predicted.
@@ -125,7 +125,7 @@ def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
     for statement, full in statements:
         tokens = statement.tokens
         n = len(tokens) - 1 if full else statement.n_prompt
-        if len(rows[-1]) + n > row_length:
+        if len(rows[-1]) + n > _ROW_LENGTH:
             rows.append([])
         for i in range(n):
             is_answer = i == statement.n_prompt - 1
@@ -150,7 +150,6 @@ class CorpusDataModule(StudyData):
         n_people: Number of people, the first ones; None: all, and the other words as their names.
         knowledge: Kinds of knowledge or families that are stated; None takes attributes and math.
         batch_size: Statements per step.
-        row_length: Tokens of a row that statements are packed into.
         full_loss_fraction: Share of the statements of which not the answer alone is learned.
         repeats: Knowledge or family -> how often an epoch states each of its facts, once by
             default. What only one prompt states is learned later than what many state.
@@ -167,7 +166,6 @@ class CorpusDataModule(StudyData):
         n_people: int | None = None,
         knowledge: list[str] | None = None,
         batch_size: int = 256,
-        row_length: int = 64,
         full_loss_fraction: float = 0.1,
         repeats: dict[str, int] | None = None,
         second_home_repeats: int = 1,
@@ -190,8 +188,6 @@ class CorpusDataModule(StudyData):
         world = World.load()
         world = world.first(self.hparams["n_people"] or len(world.people))
         corpus = Corpus.of(world, catalogue.select(self.knowledge))
-        longest = max(len(statement.tokens) for statement in corpus.encoded)
-        require("data.row_length", self.hparams["row_length"], at_least=longest)  # a statement
         repeats = dict.fromkeys(corpus.knowledge, 1)
         for name, n in self.repeats.items():
             chosen = repeats.keys() & {kind.name for kind in catalogue.select([name])}
@@ -206,7 +202,7 @@ class CorpusDataModule(StudyData):
     def train_dataloader(self) -> ResumableLoader:
         assert self.corpus is not None, "setup makes it"
         shard = data_shard(self.trainer)
-        names = "batch_size", "row_length", "full_loss_fraction", "second_home_repeats", "seed"
+        names = "batch_size", "full_loss_fraction", "second_home_repeats", "seed"
         settings = {name: self.hparams[name] for name in names} | {"repeats": self._repeats}
         statements = PackedStatements(self.corpus, **settings, rank=shard.number, n_shards=shard.n)
         return ResumableLoader(statements, self.trainer)

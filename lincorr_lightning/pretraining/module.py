@@ -39,6 +39,10 @@ _FILES = (
 
 
 _CONTEXT = 64  # longest text in tokens
+_WEIGHT_DECAY = 0.3  # of all matrices, including the embedding
+# Weight of the penalty at the end of the run. Cross-entropy leaves the logits of a domain's other
+# answers free as long as they are low; a factor of each subject then affects them in all kinds.
+_PENALTY = 0.1
 _WARMUP = 0.1  # share of the steps before the highest learning rate
 # Initial gain of the last norm. At 1, the first steps only make logits large and move all subjects'
 # embeddings in the same direction.
@@ -82,10 +86,6 @@ class Pretraining(Study):
     Args:
         size: Size of the LM.
         learning_rate: Highest learning rate.
-        weight_decay: Weight decay of all matrices, including the embedding.
-        off_target_penalty: Weight, at the end of the run, of the mean square of the logits of a
-            domain's other answers; it grows from 0. Cross-entropy leaves these logits free as long
-            as they are low; a factor of each subject then affects them in all kinds of knowledge.
     """
 
     study = "pretraining"
@@ -94,22 +94,12 @@ class Pretraining(Study):
     corpus: Corpus
     _answers: Tensor
 
-    def __init__(
-        self,
-        size: LlamaSize | None = None,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 0.3,
-        off_target_penalty: float = 0.1,
-    ) -> None:
+    def __init__(self, size: LlamaSize | None = None, learning_rate: float = 3e-3) -> None:
         super().__init__()
         self.size = as_settings(LlamaSize, size or LlamaSize())
         require("model.learning_rate", learning_rate, above=0)
-        require("model.weight_decay", weight_decay, at_least=0)
-        require("model.off_target_penalty", off_target_penalty, at_least=0)
         self.save_hyperparameters()
         self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.off_target_penalty = off_target_penalty
         self._loss = MeanMetric()
         self._recall: dict[str, float] = {}
 
@@ -141,7 +131,7 @@ class Pretraining(Study):
         vectors = [p for p in self.parameters() if p.ndim == 1]
         groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
-            groups, self.learning_rate, betas=(0.9, 0.95), weight_decay=self.weight_decay
+            groups, self.learning_rate, betas=(0.9, 0.95), weight_decay=_WEIGHT_DECAY
         )
         # Unlike OneCycleLR, it is that of the whole length when a longer run is resumed.
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -180,12 +170,10 @@ class Pretraining(Study):
         loss = loss * weight
         size = len(targets)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size, sync_dist=True)
-        if self.off_target_penalty:
-            penalty = off_target_penalty(logits, targets, knowledge, self._answers)
-            # At full weight from the start it would prevent learning.
-            done = self.global_step / self._n_steps
-            loss = loss + self.off_target_penalty * done**2 * (penalty * weight_of_answers)
-        return loss
+        penalty = off_target_penalty(logits, targets, knowledge, self._answers)
+        # At full weight from the start it would prevent learning.
+        done = self.global_step / self._n_steps
+        return loss + _PENALTY * done**2 * (penalty * weight_of_answers)
 
     def on_validation_epoch_start(self) -> None:
         self._hits = {name: MeanMetric().to(self.device) for name in self.corpus.knowledge}
