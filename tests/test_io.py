@@ -45,16 +45,6 @@ def test_file_is_written_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
     assert everything(tmp_path) == ["a", "a/b", "a/b/results.json"]
 
 
-def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), atomic_write(path) as part:
-        part.write_text("half")
-        raise KeyboardInterrupt
-    assert path.read_text() == "old"
-    assert everything(tmp_path) == ["results.json"]
-
-
 @pytest.mark.parametrize("call", ["fsync", "rename", "hidden", "safetensors"])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Libraries hide the cause behind an error of their own, or in its message."""

@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from sklearn.linear_model import LinearRegression
 
-from lincorr_lightning import LinearMap
 from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.subjects import SubjectsDataModule
@@ -24,8 +21,6 @@ from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited_lm import EditedLM
 from lincorr_lightning.finetune.forecasts import EditForecast
-from lincorr_lightning.finetune.module import SourceFinetune
-from lincorr_lightning.flow.module import FeatureFlow
 from lincorr_lightning.geometry.token_geometry import TokenGeometry
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.encoding import chat_lead_in
@@ -35,7 +30,7 @@ from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.resilience import MapResilience
 from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.lm.small_lms import PROMPTS, TOKEN_IDS, Folder, small_tokenizer, word_ids
-from tests.toys import quiet_trainer, read_table
+from tests.toys import quiet_trainer
 
 CHAT = (
     "{% for turn in messages %}"
@@ -136,20 +131,6 @@ def test_studies_without_prompts_refuse_a_chat(kind: Any, small_lm: str) -> None
         kind(lm=LMConfig(small_lm, chat_template=True))
 
 
-STUDIES = [FeatureFlow, LinearProbe, MapResilience, SourceFinetune]
-
-
-@pytest.mark.parametrize("kind", STUDIES)
-def test_studies_that_read_prompts_pass_it_on(kind: Any, small_lm: str) -> None:
-    options: dict[str, Any] = {"before": LMConfig(small_lm)} if kind is MapResilience else {}
-    if kind is FeatureFlow:
-        options = {"relation": None}
-    study = kind(lm=LMConfig(small_lm), prefix="red ", **options)
-    assert study.lm.lead_in == study.hparams["prefix"] == "red "
-    if kind is MapResilience:
-        assert study.before.lead_in == "red "
-
-
 @pytest.mark.parametrize(
     "prefix", ["Q: Who?\nA: Me. ", "[a, b]", "null", "12", "1e3", "1.5e3", "é \\n 'x'", ""]
 )
@@ -194,31 +175,13 @@ def fit(folder: Path, lm: LMConfig, ckpt: str | None = None, **options: Any) -> 
 
 
 def test_a_probe_s_map_and_the_runs_that_may_use_it(make_lm: Any, tmp_path: Path) -> None:
-    """Of the same rows read by hand; refused with other prefixes, and where a run is resumed."""
+    """Refused with other prefixes, and where a run is resumed."""
     folder = with_chat(
         make_lm(tmp_path / "lm"),
         "Rome {{ messages[0].content }} is {{ messages[1].content }} black",
     )
     config = LMConfig(folder, chat_template=True)
     run = fit(tmp_path / "runs", config, prefix="red")
-    linear_map = LinearMap.from_pretrained(run / "linear_map")
-    lm = LanguageModel.from_pretrained(folder)
-    subjects = [
-        row["subject"]
-        for row in read_table(run / "tables" / "subjects.csv")
-        if row["half"] == "fit"
-    ]
-
-    def logits(name: str) -> np.ndarray:
-        prompts = [f"Rome red is {subject} lives in the {name} of" for subject in subjects]
-        with torch.no_grad():
-            read = lm.model(**lm.tokenizer(prompts, return_tensors="pt")).logits[:, -1]
-        return read[:, linear_map.token_ids(name)].double().numpy()
-
-    city = logits("city")
-    expected = LinearRegression().fit(city, logits("country")).predict(city)
-    own = linear_map.predict("city->country", torch.from_numpy(city)).numpy()
-    np.testing.assert_allclose(own, expected, atol=1e-3)
     settings = json.loads((run / "linear_map" / "config.json").read_text())
     assert settings["knowledge"]["city"]["template"] == "Rome red is {} lives in the city of"
     settings = json.loads((run / "results.json").read_text())["settings"]

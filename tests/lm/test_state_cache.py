@@ -17,7 +17,6 @@ import transformers as hf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, OutputError
@@ -140,7 +139,6 @@ def register_global_hook(patch: pytest.MonkeyPatch) -> None:
 
 
 CODE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "class": lambda patch: patch.setattr(LlamaMLP, "forward", scaled(LlamaMLP.forward)),
     "function": lambda patch: patch.setattr(nn.functional, "silu", scaled(nn.functional.silu)),
     "function with masks": replace_attention_with_masks,
     "registered attention": lambda patch: patch.setitem(
@@ -207,11 +205,8 @@ def save_with(path: Path, **tensors: torch.Tensor) -> None:
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-8]),
     "changed byte": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"),
     "exchanged": lambda path: save_with(path, states=load_file(path)["states"].flip(0)),
-    "dtype": lambda path: save_with(path, states=load_file(path)["states"].view(torch.int32)),
-    "shape": lambda path: save_with(path, keys=load_file(path)["keys"].view(-1, 8)),
     "one more tensor": lambda path: save_with(path, more=torch.zeros(2)),
     "another LM": lambda path: shutil.copy(*{*path.parents[1].glob("*/18-*")} - {path}, path),
 }
