@@ -19,7 +19,6 @@ from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.lm.config import LMConfig
 from tests.geometry.conftest import naive_dimension, naive_overlap, naive_states
-from tests.launching import run_in_two
 from tests.toys import read_table
 
 SCALINGS = [2, 4]
@@ -192,24 +191,6 @@ def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make
     assert all(row["pearson"] is None for row in study.results.values["dimension_loss"])
     for figure in study.results.figures:
         assert figure.png
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_numbers_of_one(small_lm, texts, tmp_path):
-    """Ten prompts in batches of four: the second rank has one batch of padding."""
-    batches = "--data.batch_size=4"
-    done = run_in_two(
-        *command(small_lm, texts, tmp_path / "two"), batches, "--config", "trainer/ddp_cpu.yaml"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    main([*command(small_lm, texts, tmp_path / "one"), batches])
-    one, two = (next(tmp_path.glob(f"{n}/token_geometry/*/results.json")) for n in ("one", "two"))
-    found = [json.loads(path.read_text()) for path in (one, two)]
-    for results in found:
-        results["settings"].pop("trainer", None)
-    assert found[0] == found[1]
-    profiles = [(path.parent / "tables" / "profiles.csv").read_text() for path in (one, two)]
-    assert profiles[0] == profiles[1]
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ CASES: dict[str, Case] = {
     "edited LM": Case(holds={"n_edits": 4}),
     # The texts of a step do not divide.
     "ablation": Case("--data.n_new=13"),
+    # Six batches of four prompts.
+    "token geometry": Case("--data.batch_size=4"),
     # Fewer batches than processes.
     "forecast": Case("--data.n_edits=3 --data.batch_size=8", holds={"n_edits": 3}),
     # The same statements in a step. They do not divide: at the last, one process has none at all.

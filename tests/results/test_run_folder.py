@@ -366,26 +366,13 @@ class MLFlowStandIn(MLFlowLogger):
 
 def test_mlflow_drops_no_sign_that_tells_two_numbers_apart(tmp_path: Path) -> None:
     logger = MLFlowStandIn()
-    trainer: L.Trainer = quiet_trainer(tmp_path, **NO_FILES | {"logger": logger})
-    names = [
-        "X+1->X*2",
-        "X+1->X+2",
-        "X+1->X-2",
-        "X+1->X2",
-        "上海",
-        "北京",
-        "city->a (2)",
-        "city->a2",
-    ]
-    module.log_scalars(trainer, {f"r/{name}": float(i) for i, name in enumerate(names)})
+    found = results()
+    names = "X+1->X*2", "X+1->X+2", "X+1->X-2", "X+1->X2", "上海", "北京", "city->a (2)", "city->a2"
+    found.scalars |= {f"r/{name}": float(i) for i, name in enumerate(names)}
+    run(logger, tmp_path, found)
+    assert logger.scalars.pop("test/r") == 0.5
     assert logger.scalars["r/X plus 1 to X times 2"] == 0
     assert sorted(logger.scalars.values()) == list(range(len(names)))
-
-
-def test_mlflow(tmp_path: Path) -> None:
-    logger = MLFlowStandIn()
-    run(logger, tmp_path)
-    assert logger.scalars["test/r"] == 0.5
     assert logger.client.texts == {"tables/pairs.csv": "pair,r\np0,0.0\np1,0.25\n"}
     assert isinstance(logger.client.images["figures/matrix.png"], Image.Image)
 

@@ -190,16 +190,6 @@ def test_saelens_settings_of_training_and_of_the_lms_loading(tmp_path: Path) -> 
     _check(load_sae(_saelens(tmp_path, **config)), lambda x: _relu(x - B_DEC))
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("d_sae", 99), ("d_in", 99), ("hook_layer", 99), ("class", "Transcoder")]
-)
-def test_settings_that_are_not_those_of_the_tensors(
-    setting: str, value: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(SparseAutoencoderError, match=f"{setting} is {value!r}"):
-        load_sae(_saelens(tmp_path, **{setting: value}))
-
-
 # -- Gemma Scope ----------------------------------------------------------------------------------
 
 _HUB = "models--google--gemma-scope-2b-pt-{}/snapshots/1f/layer_12/width_16k/l0_82"
@@ -430,12 +420,6 @@ def test_dictionary_learning_early_files(tmp_path: Path) -> None:
     _check(sae, encode)
 
 
-def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) -> None:
-    """It is -1 until then, and all positive pre-activations are above it."""
-    folder = _dictionary(tmp_path, "BatchTopKSAE", {"threshold": torch.tensor(-1.0)})
-    _check(load_sae(folder), lambda x: _relu(x - B_DEC))
-
-
 @pytest.mark.parametrize("before", ["_orig_mod.", "module.", "module._orig_mod."])
 def test_tensors_of_a_wrapped_module(before: str, tmp_path: Path) -> None:
     parts, encode = _CLASSES["AutoEncoder"]
@@ -457,6 +441,8 @@ def test_dictionary_learning_trainer_that_names_another_class(tmp_path: Path) ->
     [
         (_saelens, {"architecture": "temporal"}, "architecture is 'temporal'.* is standard"),
         (_saelens, {"hook_head_index": 3}, "hook_head_index is 3"),
+        *((_saelens, {key: 99}, f"{key} is 99") for key in ("d_sae", "d_in", "hook_layer")),
+        (_saelens, {"class": "Transcoder"}, "class is 'Transcoder'"),
         *(
             (write, {key: True}, f"{key} is True")
             for write, keys in (
