@@ -88,7 +88,7 @@ def _write(results: Results, output: Path, n_runs: int) -> str:
     *_, main = (table for table in results.tables if table.headline)
     overview, *tables = map(readable, results.tables)
     note = " ".join(results.verdict)
-    section = PageSection("Comparison", "comparison", (), tables, results.figures, note)
+    section = PageSection("Comparison", "comparison", tables, results.figures, note)
     page = overview.caption, [overview], [section], n_runs
     kind = {".csv": "Table:  ", ".png": "Figure: ", ".html": "Page:   "}.get(output.suffix)
     if kind is None:

@@ -63,7 +63,7 @@ def _section(item: Item, lms: Sequence[LMRuns]) -> PageSection:
     printed = (each for each in paper_influences() if each.place == item.places[0])
     tables += filter(None, (compare_influences(lm, each) for each in printed for lm in lms))
     tables += filter(None, map(cases_table, lms)) if item.places[0] == "Table 6" else ()
-    return PageSection(item.heading, item.keys[0], (), tables, [*_figures(item, lms)])
+    return PageSection(item.heading, item.keys[0], tables, [*_figures(item, lms)])
 
 
 def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:

@@ -408,7 +408,7 @@ def _sentence_of_settings(
 def readable(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     """Return the first n rows of a table, or of each number, with numbers in their own formats."""
     if "format" not in table.keys:
-        return with_deviations(table).first(max(n, _MAX_PAGE_ROWS), f"tables/{table.name}.csv")
+        return _with_deviations(table).first(max(n, _MAX_PAGE_ROWS), f"tables/{table.name}.csv")
     both = table.frame.dropna(subset=["difference"])
     both = both[(both["difference"] != 0) | ~both["format"].str.endswith("d")]  # equal counts
     first = both.groupby(["table", "number"], sort=False).head(n)
@@ -425,7 +425,7 @@ def readable(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     return replace(table, frame=frame, note=table.note + note)
 
 
-def with_deviations(table: Table) -> Table:
+def _with_deviations(table: Table) -> Table:
     """Return a table of runs as it is read, with each deviation behind its mean."""
     frame, texts = table.frame.copy(), DataFrame(table.texts(), columns=table.frame.columns)
     for key in [key for key in frame if key + _STD in frame]:

@@ -5,13 +5,10 @@ import base64
 import hashlib
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from io import BytesIO
-from itertools import groupby
 from pathlib import Path
 
 import yaml
@@ -21,7 +18,7 @@ from PIL import Image
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
-from lincorr_lightning.results.compare import own_values, runs_table, with_deviations
+from lincorr_lightning.results.compare import own_values
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name, study_title
@@ -52,7 +49,7 @@ def report(args: Sequence[str]) -> Path:
 
 
 def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> Path:
-    """Write ``report.html``, and files of tables for each study; return the page's path.
+    """Write ``report.html``, and a file of tables for each run; return the page's path.
 
     The folders are those of finished runs, of any studies and LMs. Raises ReportError if one is
     not, and OutputError if the page cannot be written.
@@ -63,85 +60,47 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     # Studies in the order in which they are named, and in each the small LMs first.
     order = list(dict.fromkeys(run.study for run in saved))
     saved.sort(key=lambda run: (order.index(run.study), run.n_parameters or math.inf, run.lm_name))
-    numbered = list(enumerate(saved, start=1))
-    lms = [short_name(run.lm_name) for run in saved]
-    overview = _overview(saved, lms)
-    sections = []
-    for study, members in groupby(numbered, key=lambda pair: pair[1].study):
-        numbers, of_study = zip(*members, strict=True)
-        sections.append(_section(study, numbers, of_study))
-    title = f"Linear correlation in {', '.join(dict.fromkeys(lms))}"
-    return write_page(output, title, [overview] if len(saved) > 1 else [], sections, len(saved))
-
-
-def _overview(runs: Sequence[SavedRun], lms: Sequence[str]) -> Table:
-    """Return the runs by what differs, if they are of one study and have numbers in common."""
-    if len(runs) > 1 and len({run.study for run in runs}) == 1:
-        with suppress(ReportError):
-            return with_deviations(runs_table(runs).tables[0])
     rows = [
-        (n, run.study, lm, run.size, run.version, str(run.folder))
-        for n, (run, lm) in enumerate(zip(runs, lms, strict=True), start=1)
+        (n, run.study, short_name(run.lm_name), run.size, run.version, str(run.folder))
+        for n, run in enumerate(saved, start=1)
     ]
     columns = ["run", "study", "LM", "parameters", "version", "folder"]
-    return Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
-
-
-@dataclass(frozen=True)
-class PageRun:
-    """A run on a page, with its number there and a title."""
-
-    saved: SavedRun
-    number: int
-    title: str
-
-    @property
-    def figures(self) -> list[Figure]:
-        """The figures that the run drew."""
-        return [figure for figure in self.saved.figures if figure.file is not None]
-
-    @cached_property
-    def tables(self) -> list[Table]:
-        """The run's tables, long ones cut short, and its other numbers."""
-        tables = []
-        for table in self.saved.tables:
-            limit = MAX_ROWS if table.headline else MAX_FOLDED_ROWS
-            first = table.first(limit, f"{self.saved.folder}/tables/{table.name}.csv")
-            tables.append(replace(first, caption=table.caption or table.name))
-        values = [
-            [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
-            for key, value in own_values(self.saved).items()
-            if isinstance(value, (int, float, str))
-        ]
-        if values:
-            columns = ["key", "value"]
-            tables.append(Table.of("values", values, columns, "Numbers of results.json"))
-        return tables
+    overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
+    title = f"Linear correlation in {', '.join(dict.fromkeys(row[2] for row in rows))}"
+    sections = [_run_section(n, run) for n, run in enumerate(saved, start=1)]
+    return write_page(output, title, [overview] if len(saved) > 1 else [], sections, len(saved))
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """A study on a page: its runs, or tables and figures of several runs."""
+    """A part of a page: tables and figures of one `run`, or of several."""
 
     title: str
     name: str
-    runs: Sequence[PageRun] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     note: str = ""
+    run: SavedRun | None = None
 
 
-def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> PageSection:
-    title = study_title(study) or "Study without a name"
-    name = re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed"
-    lms = Counter(short_name(run.lm_name) for run in runs)
-    folders = Counter((short_name(run.lm_name), run.folder.name) for run in runs)
-    titles = []
-    for n, run in zip(numbers, runs, strict=True):
-        lm = short_name(run.lm_name)
-        folder = run.folder.name if folders[lm, run.folder.name] == 1 else run.folder
-        titles.append(f"Run {n}: {lm}" if lms[lm] == 1 else f"Run {n}: {lm}, {folder}")
-    return PageSection(title, name, list(map(PageRun, runs, numbers, titles)))
+def _run_section(n: int, run: SavedRun) -> PageSection:
+    """Return a run's figures that are drawn, its tables, long ones cut short, and other numbers."""
+    tables = []
+    for table in run.tables:
+        limit = MAX_ROWS if table.headline else MAX_FOLDED_ROWS
+        first = table.first(limit, f"{run.folder}/tables/{table.name}.csv")
+        tables.append(replace(first, caption=table.caption or table.name))
+    values = [
+        [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
+        for key, value in own_values(run).items()
+        if isinstance(value, (int, float, str))
+    ]
+    if values:
+        tables.append(Table.of("values", values, ["key", "value"], "Numbers of results.json"))
+    title = f"{study_title(run.study)} {n}: {short_name(run.lm_name)}, {run.folder.name}"
+    name = re.sub(r"[^a-z0-9_]+", "_", run.study.lower()).strip("_")[:50] or "unnamed"
+    figures = [figure for figure in run.figures if figure.file is not None]
+    return PageSection(title, f"{name}_{n}", tables, figures, run=run)
 
 
 def page_text(
@@ -189,8 +148,7 @@ def write_page(
     """
     texts = {PAGE: page_text(title, overview, sections, n_runs)}
     for section in sections:
-        tables = [*section.tables, *(table for run in section.runs for table in run.tables)]
-        if headlines := [table for table in tables if table.headline]:
+        if headlines := [table for table in section.tables if table.headline]:
             texts[f"{section.name}.md"] = to_markdown(section.title, headlines)
     folder = Path(output)
     check_writable(folder)
