@@ -3,7 +3,6 @@
 import re
 import zipfile
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,7 @@ def check_checkpoint(path: str | Path) -> None:
     Its content is left to Lightning, and so are paths that only Lightning can resolve: ``last``, a
     registry, a folder of shards, and URLs.
     """
-    is_registered = re.match(r"registry(:|$)", str(path))
-    if is_registered and not find_spec("litmodels"):
-        raise CheckpointError(
-            f"--ckpt_path {path} is of Lightning's model registry, which needs the package "
-            "litmodels. Install it, or pass a .ckpt file."
-        )
-    if is_registered or re.match(r"last$|\w+:", str(path)) or Path(path, "meta.pt").exists():
+    if re.match(r"last$|registry$|\w+:", str(path)) or Path(path, "meta.pt").exists():
         return
     try:
         if zipfile.is_zipfile(regular_file(path)):

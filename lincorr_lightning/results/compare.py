@@ -388,18 +388,14 @@ def _sentence_of_settings(
     low, high = rows.iloc[0], rows.iloc[-1]
     name = " of ".join([table.headings[number], *(str(low[key]) for key in keys)])
     std = (rows.get(number + _STD, rows[number] * np.nan) ** 2).mean() ** 0.5
-    spread = show(std, std_form)
+    spread = "of one seed each" if np.isnan(std) else f"deviation over seeds {show(std, std_form)}"
     if not settings:
-        return f"{name}: {show(low[number], form)} ± {spread} over {low['n']} seeds."
+        return f"{name}: {show(low[number], form)}, {spread}."
     ends = ", ".join(
         f"{show(row[number], form)} at {', '.join(str(row[key]) for key in settings)}"
         for row in (low, high)
     )
-    name += f" by {', '.join(table.headings[key] for key in settings)}: {ends}"
-    if np.isnan(std):
-        return f"{name}; of one seed each, which may do as much."
-    ratio = (high[number] - low[number]) / std if std else np.inf
-    return f"{name}, {ratio:.0f} times the deviation over seeds, {spread}."
+    return f"{name} by {', '.join(table.headings[key] for key in settings)}: {ends}; {spread}."
 
 
 # -- as it is read --

@@ -98,7 +98,6 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     ),
     # Folders and configs
     (PROBE, "--name ../../x", "--name ../../x leads out of trainer.default_root_dir"),
-    (PROBE, "--ckpt_path registry", "--ckpt_path registry is of Lightning's model registry"),
     (PROBE, "--ckpt_path {t}/nothing", "nothing: No such file or directory"),
     (PROBE, "--config=nope.yaml", "nope.yaml cannot be read: No such file or directory"),
     (PROBE, "--config {t}/dup.yaml", "the key 'ridge' is given twice in line 4"),
