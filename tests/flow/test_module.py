@@ -180,36 +180,6 @@ def test_a_dry_run_changes_no_lm_and_writes_nothing(
     assert not list(tmp_path.rglob("results.json"))
 
 
-@pytest.mark.slow
-def test_any_loader_of_token_rows_works(
-    small_lm: str, saes: str, texts: str, tmp_path: Path
-) -> None:
-    found = []
-    for plain in (False, True):
-        module = FeatureFlow(
-            LMConfig(name_or_path=small_lm),
-            saes,
-            n_subjects=40,
-            deactivation=DeactivationSettings(n_cases=5, strengths=(0.0,)),
-            steering=SteeringSettings(n_answers=1, strengths=(1.0,), n_texts=5, n_prompts=5),
-        )
-        data: Any = TextsDataModule(module.lm, texts=[texts], n_texts=20, eval_batch_size=8)
-        if plain:
-            data.setup("test")
-            data = DataLoader(list(data.test_dataloader()), batch_size=None)
-        trainer = quiet_trainer(tmp_path / str(plain), logger=False)
-        trainer.test(module, data, verbose=False)
-        found.append(module.results)
-    one, two = found
-    assert one.values == two.values and one.values["n_texts"] == 20
-    assert (one.settings["data"]["eval_batch_size"], two.settings["data"]) == (8, {})
-    # Without a logger, too, EarlyStopping and others can see the scalars.
-    assert trainer.callback_metrics["deactivation/top-1/matched"] == pytest.approx(
-        one.scalars["deactivation/top-1/matched"]
-    )
-
-
-@pytest.mark.slow
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:
     """Another run reads them from its folder; parts of the study can be left out."""
     cli = _run(small_lm, "null", texts, tmp_path, *ONLY_GROUPS)

@@ -157,31 +157,6 @@ def test_geometric_median_is_where_the_mean_distance_is_least() -> None:
     assert geometric_median(torch.ones(5, 3)).tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.slow
-def test_a_planted_dictionary_is_found() -> None:
-    """Sparse sums of known directions: each is found by some feature."""
-    width, n_true, k_true = 24, 40, 3
-    generator = torch.Generator().manual_seed(12345)  # not that of the SAEs' own weights
-    true = torch.nn.functional.normalize(torch.randn(2, n_true, width, generator=generator), dim=-1)
-    offset = torch.randn(2, 1, width, generator=generator)
-
-    def draw(n: int) -> Tensor:
-        chosen = torch.rand(2, n, n_true, generator=generator).topk(k_true).indices
-        size = 0.5 + torch.rand(2, n, k_true, generator=generator)
-        return 7 * (torch.zeros(2, n, n_true).scatter(2, chosen, size) @ true + offset)
-
-    def found(decoder: Tensor) -> float:
-        return float((true @ decoder.detach().transpose(1, 2)).amax(-1).mean(-1).min())
-
-    saes = StackedAutoencoders(HOOK_POINTS[:2], width, SAESettings(64, k_true, 50, 16))
-    assert found(saes.decoder) < 0.65
-    saes.fit_input(draw(2000))
-    optimizer = torch.optim.Adam(saes.parameters(), lr=3e-3)
-    for _ in range(800):
-        _step(saes, optimizer, draw(256))
-    assert found(saes.decoder) > 0.9
-
-
 def test_bad_settings() -> None:
     with pytest.raises(ConfigError, match=r"k is 30; .* at most 20"):
         SAESettings(n_features=20, k=30)
