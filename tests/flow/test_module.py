@@ -12,10 +12,8 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError, DomainError, LincorrError, SparseAutoencoderError
-from lincorr_lightning.flow.deactivation import DeactivationSettings
 from lincorr_lightning.flow.graph import GROUPS
 from lincorr_lightning.flow.module import FeatureFlow
-from lincorr_lightning.flow.steering import SteeringSettings
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
