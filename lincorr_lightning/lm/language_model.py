@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import file_changes, loading, modes, shared_prefixes
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import loading, modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.head import VocabularyRows
-from lincorr_lightning.lm.loading import Checkpoint, Stamp
+from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.nearest_words import NearestWords
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 from lincorr_lightning.lm.shared_prefixes import PromptTree, grow_trees
@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 _LEAST_POSITIONS = 3
 _LONGEST_TRIED = 512  # tokens
-_WEIGHTS = ".safetensors", ".bin", ".gguf"
 
 
 class _Support(NamedTuple):
@@ -121,7 +120,7 @@ class LanguageModel(nn.Module):
         uniform_from = shared_prefixes.length_of_other_positions(text)
         self._batches = MicroBatches(self.config.tokens_per_forward, width, uniform_from)
         self._whole_print: str | None = None
-        self._files: dict[str, Stamp] = {}  # that the weights may be mapped from
+        self._last_print: str | None = None
         self.state_cache: StateCache | None = None
         if self.config.state_cache is not None:
             self.state_cache = StateCache(self.config.state_cache, self.config.state_cache_gib)
@@ -206,12 +205,13 @@ class LanguageModel(nn.Module):
                 # The backbone alone: the forward of the head is patched in each forward pass.
                 model.base_model.compile(dynamic=True)
             self._set_model(model)
-            files = self.checkpoint.files.items()
-            self._files = {file: stamp for file, stamp in files if file.endswith(_WEIGHTS)}
         return self
 
     def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
+        self._files = file_changes.mapped_files(model)
+        if self._files:  # to tell a file that was touched from one that was changed
+            self._last_print = prints.fingerprint_weights(model)
         # An adapter may have resized the vocabulary.
         self.vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
@@ -564,15 +564,17 @@ class LanguageModel(nn.Module):
         self.require_unchanged()
 
     def require_unchanged(self) -> None:
-        """Refuse an LM whose weights may be mapped from a file that has been written to."""
-        for file, stamp in loading.stamps(self._files).items():
-            is_same_file = stamp[:2] == self._files[file][:2]
-            if is_same_file and stamp != self._files[file]:
+        """Refuse an LM whose weights are mapped from a file that has been written to."""
+        files = file_changes.written_into(self.model, self._files) if self.is_loaded else {}
+        for file, stamp in files.items():
+            is_whole = stamp[2] >= self._files[file][2]
+            if not is_whole or self._last_print != prints.fingerprint_weights(self.model):
                 raise LanguageModelError(
-                    f"{file} has been written to since the LM was read from it, which may change "
-                    "the LM in memory. Run again, and replace files of a checkpoint in use by "
-                    "`mv`, which leaves the old ones to their readers."
+                    f"{file} has been written to since the LM was read from it, which changes the "
+                    "LM in memory. Run again, and replace files of a checkpoint in use by `mv`, "
+                    "which leaves the old ones to their readers."
                 )
+            self._files[file] = stamp
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long).cpu()
@@ -685,6 +687,7 @@ class LanguageModel(nn.Module):
         self.require_unchanged()
         weights = self._whole_print or prints.fingerprint_weights(self.model)
         self.require_unchanged()
+        self._last_print = weights
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.errors import LanguageModelError, RoundedAdapterError, listed, one_line
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.file_changes import Stamp, stamps
 from lincorr_lightning.lm.gguf_file import check_tensors, complete_config
 
 if TYPE_CHECKING:
@@ -41,23 +42,6 @@ _GENERIC_CLASSES = "TokenizersBackend", "PreTrainedTokenizerFast"
 _GENERIC_TYPES = "gpt2", "gpt_neox", "llama"  # whose tokenizers AutoTokenizer leaves generic
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
-
-
-Stamp = tuple[int, ...]
-"""Device and inode of a file, its size, and two times that change when it is written to."""
-
-
-def stamps(paths: Iterable[str | Path]) -> dict[str, Stamp]:
-    """Return the stamp of each file by its absolute path; empty where there is none."""
-    found: dict[str, Stamp] = {}
-    for path in map(Path.absolute, map(Path, paths)):
-        found[str(path)] = ()
-        with suppress(OSError):
-            stat = path.stat()
-            # `cp -p` sets the time of a change, but not that of the inode.
-            times = stat.st_mtime_ns, stat.st_ctime_ns
-            found[str(path)] = stat.st_dev, stat.st_ino, stat.st_size, *times
-    return found
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,10 @@ def save(folder: Path, seed: int, is_bin: bool = False) -> Path:
         (keep_time, True),
         (lambda old, _: os.truncate(old, 0), True),  # reading would end the process
         (lambda old, new: new.replace(old), False),
+        (lambda old, _: old.write_bytes(old.read_bytes()), False),
         (lambda old, _: old.unlink(), False),
     ],
-    ids=["copied", "with its time", "cut short", "renamed", "removed"],
+    ids=["copied", "with its time", "cut short", "renamed", "the same", "removed"],
 )
 @pytest.mark.parametrize("is_bin", [False, True], ids=["safetensors", "bin"])
 def test_logits_are_those_of_the_fingerprint(
@@ -72,6 +73,14 @@ def test_logits_are_those_of_the_fingerprint(
         logits = lm.domain_logits(PROMPTS, TOKEN_IDS)
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
         assert lm.fingerprint == fingerprint
+
+
+def test_weights_in_another_dtype_are_no_longer_in_the_file(tmp_path: Path) -> None:
+    folder, other = (save(tmp_path / name, seed) for seed, name in enumerate("ab"))
+    lm = LanguageModel.from_pretrained(str(folder), dtype="bfloat16")
+    logits = lm.domain_logits(PROMPTS, TOKEN_IDS)
+    shutil.copytree(other, folder, dirs_exist_ok=True)
+    assert torch.equal(lm.domain_logits(PROMPTS, TOKEN_IDS), logits)
 
 
 @pytest.mark.parametrize(
