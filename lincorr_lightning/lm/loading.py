@@ -31,8 +31,27 @@ _LOST_START = re.compile("pissa_niter_.*|corda|loftq|lora_ga")  # at random, or 
 _LM_WEIGHTS = re.compile(r"(pytorch_)?model(-[^/]*)?\.(bin|safetensors)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _READ_SUFFIXES = ".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"
-_VARIANT = re.compile(r"(pytorch_)?model\.[^/]+\.(bin|safetensors)")
-_POINTER = b"version https://git-lfs"
+# What lies in a folder that is no LM's, and the way out.
+_SIGNS = {
+    r"snapshots/[^/]+": "is a snapshot in the hub's cache: pass it",
+    r"checkpoint-\d+": "is a checkpoint of a training: pass it, or another one",
+    r"model_index\.json": "is of diffusers: pass a decoder such as Llama",
+    r"(checkpoints/)?[^/]+\.ckpt": "is of Lightning: load it, and call save_pretrained of its LM",
+    r"lit_model\.pth": "is of litgpt: run `litgpt convert_from_litgpt`",
+    r"meta\.pt": "is of Lightning: load its folder by its strategy, and call save_pretrained",
+    r"(.+/)?[^/]+\.distcp": "is a shard of FSDP: run `accelerate merge-weights`",
+    r"zero_to_fp32\.py": "lies beside shards of DeepSpeed: run it, which makes them one file",
+    r"(pytorch_)?model\.[^/]+\.(bin|safetensors)": (
+        "is a variant: load it with transformers' `variant`, and save the LM by save_pretrained"
+    ),
+    r"[^/]+\.(pth|msgpack|h5|onnx)": "is not read: save the LM by save_pretrained",
+}
+_HEADS = {
+    b"version https://git-lfs": "is a pointer of git-lfs: run `git lfs pull` in its folder",
+    b"<": "is a web page: download it again",
+    b"": "is empty: copy or download it again",
+}
+_READ_WHOLE = ".json", ".safetensors", ".bin", ".model", ".gguf"
 _HUB_TIMEOUT_S = 10
 _TOKENIZER = "tokenizer_config.json"
 _PIECES = "tokenizer.model"
@@ -185,6 +204,7 @@ def _locate(request: LMConfig, what: str) -> Checkpoint:
         return Checkpoint(request, str(path.parent), gguf_file=path.name, files=stamps([path]))
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
+        why = next((hint for sign, hint in _SIGNS.items() if re.fullmatch(sign, path.name)), why)
         raise LanguageModelError(
             f"{what} {name} {why}. Pass a folder with config.json, tokenizer and weights, a .gguf "
             f"file, {TINY_WORLD}, or a hub id such as openai-community/gpt2; as lm.name_or_path an "
@@ -204,32 +224,37 @@ def _check_folder(folder: Path, what: str) -> None:
     needed = ADAPTER_CONFIG if what == "the adapter" else "config.json"
     if what == "the tokenizer" or needed in names or (is_adapter and what == "the LM"):
         return
+    hint = (
+        "Pass the folder that holds config.json, the tokenizer's files and the weights as "
+        "lm.name_or_path, and that of a peft adapter as lm.adapter."
+    )
     kinds = {needed, ADAPTER_CONFIG} if what == "the LM" else {needed}
     inside = {path.parent.name for kind in kinds for path in folder.glob(f"*/{kind}")}
-    hint = f"Did you mean {listed(sorted(inside))} in it?"
-    if not inside:
-        hint = (
-            "Pass the folder that holds config.json, the tokenizer's files and the weights as "
-            "lm.name_or_path, and that of a peft adapter as lm.adapter."
-        )
+    inside |= {name for name in names if name.endswith(".gguf")}
+    if seen := _look_at(folder):
+        hint = seen
+    elif inside:
+        hint = f"Did you mean {listed(sorted(inside))} in it?"
     raise LanguageModelError(
         f"the folder {folder} of {what} has no {needed} (it holds {listed(names)}). {hint}"
     )
 
 
 def _look_at(path: Path) -> str:
-    """Return why a file, or one in a folder, is none of an LM, and the way out; or nothing."""
-    files = [path] if path.is_file() else sorted(filter(Path.is_file, path.glob("*")))
-    for file in files:
-        with file.open("rb") as opened:
-            if opened.read(len(_POINTER)) == _POINTER:
-                return f"{file} is a pointer of git-lfs: run `git lfs pull` in its folder."
-    variants = [file for file in files if _VARIANT.fullmatch(file.name)]
-    if variants and not any(_LM_WEIGHTS.fullmatch(file.name) for file in files):
-        return (
-            f"{variants[0]} is a variant: load it with transformers' `variant`, and save the LM by "
-            "save_pretrained."
-        )
+    """Return what lies at a path in place of an LM or its files, and the way out; or nothing."""
+    inside = [path] if path.is_file() else sorted([*path.glob("*"), *path.glob("*/*")])
+    for file in inside:
+        if file.suffix in _READ_WHOLE and file.is_file() and file.parent in (path, path.parent):
+            with file.open("rb") as opened:
+                start = opened.read(64)
+            for head, why in _HEADS.items():
+                if start.startswith(head) if head else not start:
+                    return f"{file} {why}."
+    if not any(_LM_WEIGHTS.fullmatch(file.name) and file.parent == path for file in inside):
+        for sign, why in _SIGNS.items():
+            signs = [f for f in inside if re.fullmatch(sign, f.relative_to(path).as_posix())]
+            if signs:
+                return f"{max(signs, key=lambda file: file.stat().st_mtime)} {why}."
     return ""
 
 
@@ -262,12 +287,14 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
         seen = _look_at(place) if checkpoint.is_folder else ""
         message = f"{what} of {checkpoint} cannot be read: {seen or f'{one_line(error)}. {hint}'}"
         if not checkpoint.is_folder and not checkpoint.is_online:
-            named = f" (the LM of {checkpoint.adapter})" if checkpoint.adapter else ""
+            name = checkpoint.location
+            adapter = checkpoint.adapter
+            whose = f", the base of {adapter.location}," if adapter else ""
             message = (
-                f"{checkpoint}{named} is not a folder, and as a hub id it is not among earlier "
-                f"downloads with {what}, and the Hugging Face hub cannot be reached (no network, "
-                "or offline mode). Pass the folder of a checkpoint, or run `hf download "
-                f"{checkpoint.location}` on a machine with network access."
+                f"{name}{whose} is not a folder, and as a hub id it is not among earlier downloads "
+                f"with {what}, and the Hugging Face hub cannot be reached (no network, or offline "
+                "mode). Pass the folder of a checkpoint as lm.name_or_path (with an adapter as "
+                f"lm.adapter), or run `hf download {name}` on a machine with network access."
             )
         raise LanguageModelError(message) from error
 
@@ -281,6 +308,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         "Is it complete, and its architecture known to this transformers version? Copy or download "
         "it again; if it comes with Python code that you trust, set lm.trust_remote_code."
     )
+    if checkpoint.gguf_file is not None:
+        hint = f"{hint.split(';')[0]}; or pass the Hugging Face checkpoint that it was made from."
     with explained(checkpoint, what, hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
@@ -459,8 +488,9 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     options = checkpoint.options | {"dtype": checkpoint.request.dtype}
     if attention := checkpoint.request.attn_implementation:
         options["attn_implementation"] = attention
-    hint = "Is it complete, and does this machine have what it asks for? Copy or download it again."
+    hint = "Is it complete, and does this machine have what its config.json asks for?"
     if checkpoint.gguf_file is not None:
+        hint = "The file may be cut short: compare its size, or download it again."
         options["quantization_config"] = GgufConfig(dequantize=True)
     with explained(checkpoint, "the weights", hint):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -472,7 +502,33 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         )
     model, info = loaded
     checkpoint.require_unchanged()
-    _check_weights(checkpoint, model, info)
+    if other := sorted(info["mismatched_keys"]):
+        key, stored, needed = other[0]
+        hint = "correct config.json, or copy the checkpoint again"
+        if checkpoint.gguf_file is not None:
+            hint = "pass the Hugging Face checkpoint that the file was made from"
+        if 0 in stored:
+            hint = "DeepSpeed saved it without its shards: run its zero_to_fp32.py"
+        raise LanguageModelError(
+            f"{key} of {checkpoint} is {(*stored,)}, and by its config {(*needed,)} "
+            f"({len(other)} such weights): {hint}."
+        )
+    if missing := sorted(info["missing_keys"]):
+        last = missing[-1]
+        prefixes = [k.removesuffix(last) for k in info["unexpected_keys"] if k.endswith(last)]
+        hint = (
+            f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
+            "class, or correct the config (tie_word_embeddings, if the head is missing)."
+        )
+        if prefixes:
+            hint = f"They have the prefix {prefixes[0]!r}: save the LM without its wrapper."
+        if checkpoint.gguf_file is not None:
+            hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
+        raise LanguageModelError(
+            f"the weights of {checkpoint} lack {listed(missing)}, which would be "
+            f"initialized at random. {hint}"
+        )
+    _check_layers(checkpoint, model, info["unexpected_keys"])
     if checkpoint.gguf_file is not None:
         path = Path(checkpoint.location) / checkpoint.gguf_file
         check_tensors(model, path, info["unexpected_keys"])
@@ -501,34 +557,22 @@ def _merged(model: PreTrainedModel, adapter: Checkpoint) -> PreTrainedModel:
     return merged
 
 
-def _check_weights(
-    checkpoint: Checkpoint, model: PreTrainedModel, info: Mapping[str, Iterable[Any]]
-) -> None:
-    """Refuse weights that are not those of the config: the LM would be another one."""
-    wrong = [f"{k} is {(*x,)} and not {(*y,)}" for k, x, y in sorted(info["mismatched_keys"])]
-    wrong += [f"{key} is missing" for key in sorted(info["missing_keys"])]
-    unused = sorted(info["unexpected_keys"])
-    wrong += [f"{key} is of no layer of it" for key in unused if _is_of_a_layer(key, model)]
-    if not wrong:
-        return
-    way_out = "Correct config.json, or copy or save the LM again, whole and without a wrapper."
-    if checkpoint.gguf_file is not None:
-        way_out = "Merge a split file, or pass the checkpoint that it was made from."
-    raise LanguageModelError(
-        f"the weights of {checkpoint} do not fit its config, that of {type(model).__name__}: "
-        f"{listed(wrong)}; of its weights, {listed(unused)} would not be used. {way_out}"
-    )
-
-
-def _is_of_a_layer(key: str, model: PreTrainedModel) -> bool:
-    """Return whether a weight is of a layer of the LM that its config omits."""
+def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:
+    """Refuse weights of layers that the config omits: the LM would be another one."""
     from torch import nn
 
-    numbered = re.match(r"(.*?)\.(\d+)\.", key)
-    if numbered is None:
-        return False
-    stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
-    sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{numbered[1]}")]
     # Layers for multi-token prediction follow the LM's own under the same name.
     n_further = getattr(model.config.get_text_config(), "num_nextn_predict_layers", 0) or 0
-    return bool(sizes) and int(numbered[2]) >= sizes[0] + n_further
+    stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    for key in sorted(unused):
+        numbered = re.match(r"(.*?)\.(\d+)\.", key)
+        if numbered is None:
+            continue
+        stack = numbered[1]
+        number = int(numbered[2])
+        sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{stack}")]
+        if sizes and number >= sizes[0] + n_further:
+            raise LanguageModelError(
+                f"the weights of {checkpoint} have {key}, but its config.json has {sizes[0]} "
+                "layers (num_hidden_layers). Correct it, or copy the checkpoint again."
+            )

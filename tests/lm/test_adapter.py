@@ -334,10 +334,8 @@ BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
     (lambda f: keep(f, "adapter_config.json"), ["lacks adapter_model.safetensors"]),
     (lambda f: (f / "adapter_config.json").write_text("{"), ["adapter_config.json", "JSON"]),
     (settings(base_model_name_or_path=None), ["names no LM", "lm.adapter"]),
-    (
-        settings(base_model_name_or_path="org/gone"),
-        ["org/gone (the LM of ", "hf download"],
-    ),
+    (settings(base_model_name_or_path="./gone"), ["(named in ", "./gone does not exist"]),
+    (settings(base_model_name_or_path="org/gone"), ["org/gone, the base of ", "lm.adapter"]),
     (settings(peft_type="ZORK"), ["peft_type ZORK", "such as plain LORA"]),
     (settings(peft_type="XLORA"), ["peft_type XLORA", "such as plain LORA"]),
     (settings(arrow_config={"top_k": 1}), ["LORA with arrow_config", "such as plain LORA"]),

@@ -111,6 +111,13 @@ def pickle_code(folder):
     torch.save({"model.norm.weight": print}, folder / "pytorch_model.bin")
 
 
+def empty_weights(folder):
+    """As DeepSpeed's stage 3 leaves the weights of a model."""
+    change_weights(
+        folder, lambda ts: {k: torch.empty(0) if "mlp" in k else t for k, t in ts.items()}
+    )
+
+
 def add_prefix(folder, prefix):
     change_weights(folder, lambda tensors: {prefix + key: t for key, t in tensors.items()})
 
@@ -124,8 +131,34 @@ def rename_weights(folder, name):
     (folder / "model.safetensors").rename(folder / name)
 
 
+def put(folder, name):
+    """Leave something else where the LM was."""
+    for file in folder.iterdir():
+        file.unlink()
+    write(folder, name, "something")
+
+
+def write(folder, name, text):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+PREFIXES = "_orig_mod.", "module.", "net.", "base_model.model."
 FILES = "config.json", "tokenizer.json", "model.safetensors"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+SIGNS = {
+    "snapshots/ab12": "pass it",
+    "checkpoint-500": "pass it",
+    "model_index.json": "is of diffusers",
+    "checkpoints/epoch=0.ckpt": "call save_pretrained of its LM",
+    "last.ckpt": "call save_pretrained of its LM",
+    "lit_model.pth": "litgpt convert_from_litgpt",
+    "meta.pt": "load its folder by its strategy",
+    "__0_0.distcp": "accelerate merge-weights",
+    "pytorch_model_fsdp_0/__0_0.distcp": "accelerate merge-weights",
+    "zero_to_fp32.py": "run it",
+    "tf_model.h5": "is not read",
+}
 LLAMA_TOKENIZER = '{"tokenizer_class": "LlamaTokenizer"}'
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "has no config.json (it holds ", "model.safetensors"),
@@ -137,13 +170,18 @@ BROKEN = [
     (cut_short, "the weights of the folder ", "cannot be read"),
     (lambda f: rename_weights(f, "model.fp16.safetensors"), "fp16.safetensors is a variant"),
     (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors", "complete"),
-    (lambda f: leave_out(f, "mlp"), "model.layers.0.mlp.down_proj.weight is missing", "and 1 more"),
+    (lambda f: leave_out(f, "mlp"), "lack model.layers.0.mlp.", "and 1 more", "at random"),
+    (lambda f: leave_out(f, "lm_head"), "lack lm_head.weight, which"),
     (pickle_code, "the weights of the folder ", "cannot be read"),
-    (shrink_head, "lm_head.weight is (5, 16) and not (33, 16)"),
-    (lambda f: add_prefix(f, "_orig_mod."), "is missing", "_orig_mod.", "without a wrapper"),
-    *((lambda f, n=n: (f / n).write_text(POINTER), f"/{n} is a pointer of git-lfs") for n in FILES),
+    (shrink_head, "lm_head.weight of", "is (5, 16)", "by its config (33, 16) (1 "),
+    (empty_weights, "model.layers.0.mlp.down_proj.weight of", "is (0,)", "zero_to_fp32.py"),
+    *((lambda f, p=p: add_prefix(f, p), f"have the prefix '{p}'") for p in PREFIXES),
+    *((lambda f, n=n: put(f, n), f"/{n} ", sign) for n, sign in SIGNS.items()),
+    *((lambda f, n=n: write(f, n, POINTER), f"/{n} is a pointer of git-lfs") for n in FILES),
+    *((lambda f, n=n: write(f, n, ""), f"/{n} is empty") for n in FILES),
+    (lambda f: write(f, "model.safetensors", "<html>"), "model.safetensors is a web page"),
     (lambda f: change_config(f, max_position_embeddings=2), "has positions for 2 tokens"),
-    (lambda f: change_config(f, num_hidden_layers=1), "model.layers.1.inp", "is of no layer"),
+    (lambda f: change_config(f, num_hidden_layers=1), "have model.layers.1.inp", "has 1 layers"),
     (lambda f: change_tokenizer(f, model_max_length="9"), "the tokenizer of"),
 ]
 
@@ -160,7 +198,7 @@ def test_layers_of_other_parts_are_left_out(folder: Path) -> None:
     """Vision towers, and layers that predict more tokens."""
     names = "vision_tower.model.layers.5.weight", "mtp.layers.3.weight", "model.layers.2.eh.weight"
     change_weights(folder, lambda tensors: tensors | {name: torch.zeros(3) for name in names})
-    assert "model.layers.2.eh.weight is of no layer" in refusal(folder)
+    assert "have model.layers.2.eh.weight" in refusal(folder)
     change_config(folder, num_nextn_predict_layers=1)
     assert LanguageModel.from_pretrained(str(folder)).is_loaded
 
