@@ -43,7 +43,8 @@ class SourceFinetune(LMStudy):
         edits_per_step: Batch size under ``joint``; edits trained side by side under ``independent``
             with ``lora``. Independent full fine-tuning trains one at a time.
         steps_per_edit: Optimizer steps of each independent edit.
-        learning_rate: Learning rate of AdamW, without weight decay; the paper's is 5e-6.
+        learning_rate: Learning rate of AdamW; the paper's is 5e-6.
+        weight_decay: Weight decay of AdamW.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
             in ``model/`` of the run's folder; under ``joint`` only.
@@ -66,18 +67,21 @@ class SourceFinetune(LMStudy):
         edits_per_step: int = 8,
         steps_per_edit: int = 10,
         learning_rate: float = 5e-6,
+        weight_decay: float = 0.0,
         save_model: bool = False,
         prefix: str = "",
     ) -> None:
         super().__init__(lm, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
         require("model.learning_rate", learning_rate, at_least=0)
+        require("model.weight_decay", weight_decay, at_least=0)
         self.is_independent = protocol == "independent"
         if save_model and self.is_independent:
             raise ConfigError("independent edits leave the LM as it was: set save_model to false.")
         self.save_hyperparameters(logger=False)
         self.method = method
         self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
         self.save_model = save_model
         self.adapter_settings = as_settings(AdapterSettings, adapter)
         if self.is_independent:
@@ -149,7 +153,7 @@ class SourceFinetune(LMStudy):
         return torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
             lr=self.learning_rate,
-            weight_decay=0.0,
+            weight_decay=self.weight_decay,
             fused=self.trainer.precision != "16-mixed",
         )
 
