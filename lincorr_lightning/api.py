@@ -180,7 +180,7 @@ def score(
     loaded = [one for one in lms if one.is_loaded]
     resolved = replace(resolve_edits(listed, tokenized, lm.load()), catalogue=catalogue)
     results = measure_edits(
-        resolved, lm, edited, lambda one: in_memory(one, one in loaded), study, seed
+        resolved, lm, lambda _: edited, lambda one: in_memory(one, one in loaded), study, seed
     )
     return replace(results, settings=_settings(study, data))
 

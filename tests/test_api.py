@@ -45,7 +45,7 @@ def toy(inputs: Path) -> SimpleNamespace:
 def numbers(results: Any) -> dict[str, Any]:
     """Everything but the LM's name, how it was given, and the versions."""
     values = json.loads(json.dumps(results.to_json()))
-    for key in ("lm", "lm_before", "settings", "versions", "tables", "figures"):
+    for key in ("lm", "lm_before", "edited_lms", "settings", "versions", "tables", "figures"):
         values.pop(key, None)
     return values
 

@@ -19,6 +19,7 @@ from lincorr_lightning.finetune.edits import (
     ResolvedEdits,
     SampledEdits,
     check_edits,
+    in_own_lms,
     plan_edits,
     resolve_edits,
 )
@@ -56,6 +57,8 @@ class EditsDataModule(StudyData):
         seed: Seed of subjects, answers and order.
         training: How the edits are trained and distributed over steps; null is the joint protocol
             with `batch_size`. The program `lincorr` passes the study's `edit_training`.
+        edited_lms: Path of the LM of each edit, if each was made in an LM of its own (`EditedLM`):
+            ``{edit}`` in it stands for ``case_id``, ``id`` or the number of the row, from 0.
         edits_of_lm: File of the edits of an LM that has them already, where `edits_file` is null;
             empty if there is none. `EditedLM` passes it.
     """
@@ -79,6 +82,7 @@ class EditsDataModule(StudyData):
         training: EditTraining | None = None,
         subject_key: str = "subject",
         answer_key: str = "answer",
+        edited_lms: str | None = None,
         edits_of_lm: str | None = None,
     ) -> None:
         super().__init__(lm)
@@ -92,12 +96,13 @@ class EditsDataModule(StudyData):
             seed=0,
         )
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
+        are_in_lms = edited_lms is not None or edits_of_lm is not None
         #: File of the edits; None if they are sampled.
-        self.edits_file = edits_file or edits_of_lm or None
-        if self.edits_file is None and (edits_of_lm is not None or n_edits is None):
+        self.edits_file = edits_file or (None if edited_lms else edits_of_lm) or None
+        if self.edits_file is None and (are_in_lms or n_edits is None):
             raise ConfigError(
-                "data.edits_file is null. Name the file of the edits, or set data.n_edits to train "
-                "sampled ones."
+                "data.edits_file is null. Name the file of the edits"
+                + ("." if are_in_lms else ", or set data.n_edits to sample some.")
             )
         if self.edits_file is not None and subjects is not None:
             raise ConfigError("data.subjects and data.edits_file are set. Leave one of them null.")
@@ -120,7 +125,9 @@ class EditsDataModule(StudyData):
             subjects = None if subjects is None else list(dict.fromkeys(subjects))
             return SampledEdits(n, subjects, options["subject_kind"], options["seed"], most)
         keys = {name: options[name] for name in ("subject_key", "answer_key")}
-        return ListedEdits(read_edits(self.edits_file, **keys), n=n, max_per_reference=most)
+        source = ListedEdits(read_edits(self.edits_file, **keys), n=n, max_per_reference=most)
+        pattern = options["edited_lms"]
+        return source if pattern is None else in_own_lms(source, pattern)
 
     @cached_property
     def tokenized(self) -> TokenizedRelation:

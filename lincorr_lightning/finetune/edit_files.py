@@ -43,6 +43,7 @@ class RawEdit(NamedTuple):
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
     rewrites: tuple["RawEdit", ...] = ()
     problem: str = ""  #: Why the row is no edit, one of few reasons, by which rows are counted.
+    lm: str = ""  #: Folder of the LM that was edited, if each edit has an LM of its own.
 
     @property
     def facts(self) -> tuple["RawEdit", ...]:

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lincorr_lightning.errors import ConfigError, require, require_one_of
+from lincorr_lightning.errors import ConfigError, LincorrError, require, require_one_of
 from lincorr_lightning.finetune import cases as edit_outcomes
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
-from lincorr_lightning.finetune.cases import CONTROLS, SIDES, EditAnswers, Logits
+from lincorr_lightning.finetune.cases import CONTROLS, SIDES, EditAnswers, Logits, concatenate
 from lincorr_lightning.finetune.edits import (
     ResolvedEdits,
     nearness,
@@ -27,6 +27,7 @@ from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 from lincorr_lightning.results.results import Results
@@ -42,7 +43,7 @@ class EditedLM(LMStudy):
     ``lincorr test`` reads the LM before the edits and then the edited one; only one is in memory at
     a time. Measured are which edits were learned, generalized to the target or hallucinated (paper,
     section 5), in which other wordings they hold, and whether subjects without an edit keep their
-    answers.
+    answers. With ``data.edited_lms``, each edit is measured in an LM of its own.
 
     Takes an `EditDataset` of the edits of a file, such as that of `EditsDataModule`.
 
@@ -101,13 +102,18 @@ class EditedLM(LMStudy):
         results = measure_edits(
             dataset.resolved,
             self.lm,
-            self.edited,
+            self._edited_lm,
             lambda lm: in_memory(lm.load().to(self.device)),
             self.hparams,
             dataset.seed,
         )
         self.lm_info = results.lm
         return results
+
+    def _edited_lm(self, folder: str) -> LanguageModel:
+        if not folder:
+            return self.edited
+        return self.other_lm(replace(self.edited.config, name_or_path=folder))
 
 
 @contextmanager
@@ -124,14 +130,15 @@ def in_memory(lm: LanguageModel, stays: bool = False) -> Iterator[None]:
 def measure_edits(
     edits: ResolvedEdits,
     lm: LanguageModel,
-    edited: LanguageModel,
+    edited_lm: Callable[[str], LanguageModel],
     held: Callable[[LanguageModel], AbstractContextManager[object]],
     options: Mapping[str, Any],
     seed: int,
 ) -> Results:
     """Return what edits did to an LM, with the `options` of `EditedLM`; `seed` is that of others.
 
-    `held` returns a context in which an LM is in memory, never two at once.
+    `edited_lm` returns the LM of a folder, or the edited one if there is none; `held` a context in
+    which an LM is in memory, never two at once.
     """
     # An LM may have learned skipped rows, too.
     subjects = {*edits.subjects, *(row.subject for row in edits.skipped)}
@@ -141,17 +148,29 @@ def measure_edits(
     domains = edit_outcomes.edit_domains(
         edits.relation, options["controls"], edits.catalogue, lm.tokenizer
     )
-    _require_same_tokens(edited, lm, list(domains.values()))
+    folders: dict[str, list[int]] = {}  # edits by folder, which is empty for the one edited LM
+    for i, row in enumerate(edits.rows):
+        folders.setdefault(row.lm, []).append(i)
+    for folder, ids in folders.items():
+        try:
+            _require_same_tokens(edited_lm(folder), lm, list(domains.values()))
+        except LincorrError as error:
+            where = edits.rows[ids[0]].where if folder else "model.lm"
+            raise ConfigError(f"{where}: {error}") from error
     with held(lm):
-        before = _read(lm, domains, edits, others)
+        before = _read(lm, domains, edits, range(len(edits.edits)), others)
         linear_map = fit_linear_map(lm, edits.relation, fitted)
         near = nearness(lm.nearest_words(), edits.relation)
         maps = linear_map.weight(edits.relation.name), near
-        lm_before = _info(lm)
-    with held(edited):
-        after = _read(edited, domains, edits, others)
-        lm_after = _info(edited)
-    return _results(edits, before, after, maps, lm_before, lm_after, len(others))
+        infos = [_info(lm)]
+    after = []
+    for folder, ids in folders.items():
+        edited = edited_lm(folder)
+        with held(edited):
+            after.append(_read(edited, domains, edits, ids, others))
+            infos.append(_info(edited))
+    results = _results(edits, before, concatenate(after), maps, infos, len(others))
+    return replace(results, lm=infos[1])
 
 
 def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list[Domain]) -> None:
@@ -168,9 +187,8 @@ def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list
     needed = min(lm.vocab_size, max(lm.tokenizer.get_vocab().values()) + 1)
     if edited.vocab_size < needed:
         raise ConfigError(
-            f"model.lm: {edited.config.name_or_path} has {edited.vocab_size:,} tokens, and "
-            f"model.before has {needed:,}. Pass the LM that was edited as "
-            "model.before.name_or_path."
+            f"{edited.config.name_or_path} has {edited.vocab_size:,} tokens, and model.before has "
+            f"{needed:,}. Pass the LM that was edited as model.before.name_or_path."
         )
 
 
@@ -187,37 +205,44 @@ def _info(lm: LanguageModel) -> dict[str, Any]:
 
 
 def _read(
-    lm: LanguageModel, domains: Mapping[str, Domain], edits: ResolvedEdits, others: Sequence[str]
+    lm: LanguageModel,
+    domains: Mapping[str, Domain],
+    edits: ResolvedEdits,
+    ids: Sequence[int],
+    others: Sequence[str],
 ) -> Logits:
-    """Return what an LM answers about edits, in other words, and about other subjects.
+    """Return what an LM answers about some edits, in other words, and about other subjects.
 
     Wordings of the source are those of the edit's row, if it has others than the measured one.
     """
+    chosen = [edits.edits[i] for i in ids]
+    subjects = [edit.subject for edit in chosen]
     is_right = {
-        "source": one_hot(taught_labels(edits.edits), len(domains["source"].labels)).bool(),
-        "target": reference_mask(edits.edits, len(domains["target"].labels)),
+        "source": one_hot(taught_labels(chosen), len(domains["source"].labels)).bool(),
+        "target": reference_mask(chosen, len(domains["target"].labels)),
     }
 
     def read(name: str, prompts: Sequence[str]) -> Tensor:
         return lm.domain_logits(prompts, domains[name].token_ids).cpu()
 
     logits = {
-        name: read(name, [domain.knowledge.prompt(subject) for subject in edits.subjects])
+        name: read(name, [domain.knowledge.prompt(subject) for subject in subjects])
         for name, domain in domains.items()
     }
     for side in SIDES:
         knowledge = domains[side].knowledge
         if others:
             leading = read(side, [knowledge.prompt(subject) for subject in others]).argmax(1)
-            logits[f"others/{side}"] = leading.expand(len(edits.edits), -1)
+            logits[f"others/{side}"] = leading.expand(len(chosen), -1)
         wordings = [replace(knowledge, template=text) for text in knowledge.paraphrases]
         prompts = []
-        for i, (subject, row) in enumerate(zip(edits.subjects, edits.rows, strict=True)):
-            texts = [wording.prompt(subject) for wording in wordings]
-            of_row = [text for text in row.prompts if text != knowledge.prompt(subject)]
-            prompts += [(i, text) for text in (side == "source" and of_row) or texts]
+        for row, i in enumerate(ids):
+            texts = [wording.prompt(subjects[row]) for wording in wordings]
+            measured = knowledge.prompt(subjects[row])
+            of_row = [text for text in edits.rows[i].prompts if text != measured]
+            prompts += [(row, text) for text in (side == "source" and of_row) or texts]
         leading = read(side, [text for _, text in prompts]).argmax(1)
-        logits[_WORDINGS + side] = is_right[side][[i for i, _ in prompts], leading]
+        logits[_WORDINGS + side] = is_right[side][[row for row, _ in prompts], leading]
     return logits
 
 
@@ -239,16 +264,15 @@ def _results(
     before: Logits,
     after: Logits,
     maps: tuple[Tensor, Tensor | None],
-    lm_before: Mapping[str, Any],
-    lm: Mapping[str, Any],
+    lms: Sequence[Mapping[str, Any]],
     n_others: int,
 ) -> Results:
-    """Return the results; `maps` are W and the `nearness`, LMs are their infos."""
+    """Return the results; `maps` are W and the `nearness`, `lms` infos of the LM before first."""
     relation = edits.relation
     answers = EditAnswers.of(edits.edits, before, after)
     cases = edit_outcomes.edit_cases(relation, edits.edits, answers, *maps)
     unedited = replace(answers, after=before).means()
-    warning = _warning(lm_before, lm)
+    warning = _warning(*lms)
     if warning:
         rank_zero_warn(warning)
     values: dict[str, Any] = {
@@ -260,8 +284,12 @@ def _results(
             "paraphrases": _paraphrases(before),
         },
         "skipped": skip_counts(edits.skipped),
-        "lm_before": lm_before,
+        "lm_before": lms[0],
         "warning": warning,
+        "edited_lms": {
+            "n": len(lms) - 1,
+            "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
+        },
     }
     scalars = {f"test/{name}": values[name] for name in ("source_learned", *Outcome)}
     # Of an answer of several tokens, the first is its label.
@@ -275,8 +303,7 @@ def _results(
     ids = [row.id for row in edits.rows]
     results = edits_results("edited_lm", values, cases, scalars, edits.skipped, id=ids, **columns)
     tables = [summary_table([results]), _reach_table(values), *results.tables]
-    verdict = [*filter(None, [warning]), *results.verdict]
-    return replace(results, lm=lm, tables=tables, verdict=verdict)
+    return replace(results, tables=tables, verdict=[*filter(None, [warning]), *results.verdict])
 
 
 def _paraphrases(logits: Logits) -> dict[str, Any]:
@@ -289,14 +316,24 @@ def _paraphrases(logits: Logits) -> dict[str, Any]:
     }
 
 
-def _warning(before: Mapping[str, Any], edited: Mapping[str, Any]) -> str:
-    """Return what is wrong with the edited LM; empty if nothing."""
-    names = f"model.before and {edited['name_or_path']} have"
-    if any(edited.get(kind) != before.get(kind) for kind in ("dtype", "quantization")):
-        return f"{names} different dtypes or quantizations: part of what changed is rounding."
-    if edited["fingerprint"]["weights"] == before["fingerprint"]["weights"]:
-        return f"{names} the same weights: nothing was edited."
-    return ""
+def _warning(before: Mapping[str, Any], *edited: Mapping[str, Any]) -> str:
+    """Return what is wrong with the edited LMs, or with some of them; empty if nothing."""
+    kinds = ("dtype", "quantization")
+    weights = before["fingerprint"]["weights"]
+    wrong = {
+        "different dtypes or quantizations: part of what changed is rounding.": [
+            lm for lm in edited if any(lm.get(kind) != before.get(kind) for kind in kinds)
+        ],
+        "the same weights: nothing was edited.": [
+            lm for lm in edited if lm["fingerprint"]["weights"] == weights
+        ],
+    }
+    return " ".join(
+        f"model.before and {len(lms)} of {len(edited)} edited LMs, such as "
+        f"{lms[0]['name_or_path']}, have {what}"
+        for what, lms in wrong.items()
+        if lms
+    )
 
 
 def _reach_table(values: Mapping[str, Any]) -> Table:

@@ -3,7 +3,8 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.finetune.edit_files import RawEdit, nfc
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import INVISIBLE, suggest
@@ -201,13 +202,42 @@ class SampledEdits:
 class ListedEdits:
     """Edits that somebody wrote. Each row is an edit or skipped, also where it is above a limit."""
 
-    rows: Sequence[RawEdit]  #: Of a file or a list.
+    rows: Sequence[RawEdit]  #: Of a file or a list; each names its own LM, if it has one.
     setting: str = "data.edits_file"  #: Config key of the rows, for messages.
     n: int | None = None  #: Largest number of edits, of which the first are used.
     max_per_reference: int | None = None  #: Largest number of edits with the same reference.
+    skipped: Sequence[RawEdit] = ()  #: Rows that were left out before.
 
 
 EditSource = SampledEdits | ListedEdits
+
+
+def in_own_lms(source: ListedEdits, pattern: str) -> ListedEdits:
+    """Return edits each of which is in an LM of its own; rows without an LM are skipped.
+
+    In the `pattern` of the folders, ``{edit}`` stands for the id of a row.
+
+    Raises:
+        ConfigError: Two rows have the same LM.
+    """
+    by_folder: dict[str, RawEdit] = {}
+    skipped = []
+    for row in source.rows:
+        folder = pattern.replace("{edit}", row.id)
+        if row.problem or Path(row.id).name != row.id or row.id in ("", ".."):  # would be elsewhere
+            problem = row.problem or "its id is no name of a folder"
+            skipped.append(row._replace(problem=problem, rewrites=()))
+        elif not Path(folder).exists():
+            skipped.append(row._replace(problem="there is no edited LM", rewrites=()))
+        elif folder in by_folder:
+            raise ConfigError(
+                f"{by_folder[folder].where} and {row.where} have one LM, {folder}. Write "
+                "data.edited_lms as FOLDER/{edit}, and give each row an `id` of its own, which "
+                "replaces {edit}."
+            )
+        else:
+            by_folder[folder] = row._replace(lm=folder)
+    return replace(source, rows=list(by_folder.values()), skipped=skipped)
 
 
 def check_edits(source: EditSource, relation: TokenizedRelation, lm: LanguageModel) -> None:
@@ -295,7 +325,7 @@ def _label_rows(
         unknown_subjects(subjects - unusable.keys(), lm), "the subject has no token of the LM"
     )
     labelled: list[tuple[RawEdit, SourceAnswer]] = []
-    skipped: list[RawEdit] = []
+    skipped = list(source.skipped)
     counts: Counter[tuple[int, ...]] = Counter()
     taught: set[tuple[str, str]] = set()
     for row in source.rows:

@@ -35,6 +35,7 @@ def needs_other_files(command: list[str]) -> bool:
         or "texts.txt" in part
         or "rivers.yaml" in part
         or "smollm2-135m" in part
+        or "edited_lms" in part
         or part == "configs/trainer/ddp_cpu.yaml"
         for part in command
     )

@@ -10,8 +10,9 @@ import torch
 from scipy import stats
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from tests.finetune.edited.plain import (
     CITY,
@@ -259,6 +260,64 @@ def test_lms_of_other_tokens_are_refused(made, relation, tmp_path):
     smaller = resized(tmp_path / "smaller", made.lm, -9)
     with pytest.raises(ConfigError, match=rf"model\.lm: .*smaller has .* tokens.*{way_out}"):
         run(tmp_path, smaller, made.file)
+
+
+def test_an_lm_for_each_edit(made, relation, tmp_path, monkeypatch):
+    """Each edit counts in its own LM; only one LM is in memory at a time."""
+    models = {}
+    for i in (0, 1, 3):
+        model, tokenizer = load()
+        teach(model, tokenizer, made.edits[i : i + 1], 3, 1e-3)
+        for part in (model, tokenizer):
+            part.save_pretrained(tmp_path / "lms" / str(i) / "model")
+        models[i] = model
+    loaded: list[LanguageModel] = []
+    load_lm = LanguageModel.load
+
+    def recorded(lm: LanguageModel) -> LanguageModel:
+        assert not any(other.is_loaded for other in loaded if other is not lm)
+        loaded.append(lm)
+        return load_lm(lm)
+
+    monkeypatch.setattr(LanguageModel, "load", recorded)
+    where = f"--data.edited_lms={tmp_path}/lms/{{edit}}/model"
+    found = run(tmp_path, "tiny-world-edited", made.file, where)
+    assert len({id(lm) for lm in loaded}) == 4
+    shares = [
+        Oracle(load()[0], model, relation).shares([made.edits[i]]) for i, model in models.items()
+    ]
+    for name in ("source_learned", "generalized", "hallucinated", "unchanged"):
+        mean = sum(share[name] for share in shares) / 3
+        assert found.results[name] == pytest.approx(mean, abs=1e-12), name
+    assert [case["id"] for case in found.cases] == ["0", "1", "3"]
+    assert found.results["skipped"] == {"there is no edited LM": N - 3}
+    assert found.results["neighbours"]["n"] == N_NEIGHBOURS
+    assert found.results["edited_lms"]["n"] == 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (["1", "1", "2"], r"1 and .*2 have one LM, .*lms/1\. .*FOLDER/\{edit\}"),
+        (["run/0", "../0", ".."], r"3: its id is no name of a folder"),
+        (["run/0", "..", "0"], {"its id is no name of a folder": 2}),
+    ],
+)
+def test_ids_that_name_no_lm_of_their_own(made, ids, expected, tmp_path):
+    rows = [edit | {"id": id} for edit, id in zip(made.edits, ids, strict=False)]
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "lms" / "run").mkdir(parents=True)
+    for name in ("0", "1", "2", "run/0"):
+        (tmp_path / "lms" / name).symlink_to(made.lm)
+    options = "tiny-world-edited", file, f"--data.edited_lms={tmp_path}/lms/{{edit}}"
+    if isinstance(expected, str):
+        with pytest.raises(LincorrError, match=expected):
+            run(tmp_path, *options)
+    else:
+        found = run(tmp_path, *options)
+        assert found.results["skipped"] == expected
+        assert [case["subject"] for case in found.cases] == [rows[2]["subject"]]
 
 
 def test_an_lm_that_was_not_edited_is_reported(made, tmp_path):
