@@ -35,6 +35,12 @@ COMMANDS = {
     "cache": "Show or clear the states of LMs that model.lm.state_cache keeps.",
     "reproduce": "Write one page of all tables and figures of the paper on your LM.",
 }
+# Variables that launchers set and Lightning reads as numbers, some when it is imported.
+_OF_LAUNCHERS = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "JSM_NAMESPACE_RANK"),
+    *("WORLD_SIZE", "MASTER_PORT", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES"),
+)
 # Messages of gloo and NCCL about another process.
 _LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
 TRAINER_COMMANDS = {
@@ -89,6 +95,9 @@ def main(args: Sequence[str] | None = None) -> Any:
     if argv[0] not in {*TRAINER_COMMANDS, *COMMANDS} and not argv[0].startswith("-"):
         names = ", ".join([*TRAINER_COMMANDS, *COMMANDS])
         raise ConfigError(f"there is no command {argv[0]!r}. The commands are {names}.")
+    for name in _OF_LAUNCHERS:
+        if not re.fullmatch(r"\s*[+-]?\d+\s*", value := os.environ.get(name, "0")):
+            raise ConfigError(f"the variable {name} of the environment is {value!r}; unset it.")
     with _own_torch_settings():
         if argv[0] in COMMANDS:
             return _run_command(argv[0], argv[1:])

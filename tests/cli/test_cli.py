@@ -106,6 +106,7 @@ def test_a_rank_of_another_program_loses_nothing(
 @pytest.mark.parametrize(
     ("variables", "options", "message"),
     [
+        ({"RANK": "abc"}, (), "RANK of the environment is 'abc'; unset it"),
         ({"LOCAL_RANK": "0"}, _TWO, "of 2 processes .* is process 0 of 1"),
         ({"LOCAL_RANK": "5", "MASTER_PORT": "1"}, _TWO, "is process 5 of 2"),
         ({"NODE_RANK": "1"}, _TWO, "is process 2 of 2"),
