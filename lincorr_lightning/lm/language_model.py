@@ -285,6 +285,13 @@ class LanguageModel(nn.Module):
 
     # -- logits ------------------------------------------------------------------------------
 
+    def encode(self, prompts: Sequence[str]) -> hf.BatchEncoding:
+        """Return ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded right."""
+        from transformers import BatchEncoding
+
+        ids, mask = self._encoder.pad(self.rows(prompts))
+        return BatchEncoding({"input_ids": ids, "attention_mask": mask})
+
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of prompts, for `logits_of_rows`."""
         return self._encoder.rows(prompts)
