@@ -8,7 +8,8 @@
 # Seen:
 #     RANK=0: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt', '.csv']
 #     RANK=1: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt']
-# Importing lightning reads RANK (by its source, LOCAL_RANK and SLURM_PROCID too) for what runs on rank 0 only; the
+# and of LOCAL_RANK and SLURM_PROCID the same.
+# Importing lightning reads RANK, LOCAL_RANK and SLURM_PROCID for what runs on rank 0 only; the
 # strategies with several processes set it again, the one for a single device does not.
 # Who meets it: whoever starts one probe per worker inside a job of torchrun, Slurm or a cluster that sets RANK.
 set -euo pipefail
@@ -48,14 +49,16 @@ trainer = lightning.Trainer(
 trainer.fit(Module(), DataLoader(torch.ones(4, 1), batch_size=1))
 print(trainer.global_rank, trainer.world_size, trainer.is_global_zero)
 """
-seen = {}
-for rank in ("0", "1"):
-    command = [sys.executable, "-c", program, f"run{rank}"]
-    run = subprocess.run(command, env=os.environ | {"RANK": rank}, capture_output=True, text=True, check=True)
-    files = sorted(path.suffix for path in pathlib.Path(f"run{rank}").rglob("*") if path.is_file())
-    seen[rank] = (run.stdout.split(), files)
-    print(f"RANK={rank}: the trainer's rank, processes and is_global_zero: {run.stdout.strip()}; files: {files}")
-assert seen["0"][0] == seen["1"][0] == ["0", "1", "True"], "the trainer has another rank"
-assert ".csv" in seen["0"][1] and ".ckpt" in seen["1"][1], "nothing is logged or saved at all"
-assert ".csv" not in seen["1"][1], "a left-over rank logs now"
+for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+    seen = {}
+    for rank in ("0", "1"):
+        folder = f"{name}{rank}"
+        command = [sys.executable, "-c", program, folder]
+        run = subprocess.run(command, env=os.environ | {name: rank}, capture_output=True, text=True, check=True)
+        files = sorted(path.suffix for path in pathlib.Path(folder).rglob("*") if path.is_file())
+        seen[rank] = (run.stdout.split(), files)
+        print(f"{name}={rank}: the trainer's rank, processes and is_global_zero: {run.stdout.strip()}; files: {files}")
+    assert seen["0"][0] == seen["1"][0] == ["0", "1", "True"], "the trainer has another rank"
+    assert ".csv" in seen["0"][1] and ".ckpt" in seen["1"][1], "nothing is logged or saved at all"
+    assert ".csv" not in seen["1"][1], f"a left-over {name} logs now"
 PYTHON

@@ -75,7 +75,7 @@ def gap(model):
     return (model(prompt).logits - lm(prompt).logits).abs().max().item()
 
 
-read.config.query_pre_attn_scalar, default = config.query_pre_attn_scalar, read.config.query_pre_attn_scalar
+default = read.config.query_pre_attn_scalar
 off = gap(read)
 for layer in read.model.layers:
     layer.self_attn.scaling = config.query_pre_attn_scalar**-0.5

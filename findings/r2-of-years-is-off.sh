@@ -42,5 +42,7 @@ years = compare("years 2010 to 2019", centred + 2010, 1.0)
 long = compare("years 1000 to 2020", torch.randint(1000, 2021, (n,)).float(), 100.0)
 days = compare("days since 1970, of one month", torch.randint(20_000, 20_030, (n,)).float(), 3.0)
 assert abs(small[0] - small[1]) < 1e-4, "R2Score is off for small targets too"
+assert abs(long[0] - long[1]) < 1e-3, "R2Score is off where years vary by centuries too"
 assert abs(years[0] - years[1]) > 1e-2, "R2Score of years is right now"
+assert abs(days[0] - days[1]) > 1e-2, "R2Score of days is right now"
 PYTHON

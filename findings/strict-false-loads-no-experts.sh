@@ -64,4 +64,6 @@ for place, names in {"model": lm.state_dict(), "file": tensors}.items():
     print(f"in the {place}: {name}, {tuple(names[name].shape)}")
 assert right[LlamaForCausalLM], "load_state_dict does not fill a dense model"
 assert not right[Qwen3MoeForCausalLM], "load_state_dict fills the experts now"
+experts = {name for name in lm.state_dict() if ".experts." in name}
+assert experts and experts <= {*keys.missing_keys}, "load_state_dict fills some of the experts now"
 PYTHON

@@ -51,7 +51,7 @@ _ABLATION = (
 )
 _WORLD = (
     "--data.n_people=24 --data.second_home_repeats=0 "
-    "--data.knowledge=[city,country,color] --data.repeats={} --data.batch_size=64 "
+    "--data.knowledge=[city,country,color] --data.repeats={} --data.batch_size=32 "
     "--model.size.hidden_size=32 --model.size.intermediate_size=48 --model.size.n_heads=2 "
     "--trainer.max_epochs=2 --trainer.check_val_every_n_epoch=1"
 )

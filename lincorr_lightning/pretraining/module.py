@@ -146,11 +146,10 @@ class Pretraining(Study):
             raise ConfigError("the learning rate needs the run's length. Set trainer.max_epochs.")
         return int(steps)
 
-    def on_train_epoch_start(self) -> None:
-        self._loss.reset()
-
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the targets, and the penalty of a domain's other answers."""
+        if batch_idx == 0:  # no epoch starts after a checkpoint of the last step of one
+            self._loss.reset()
         outputs = self.lm.model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
         )
