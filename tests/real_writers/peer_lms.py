@@ -30,7 +30,7 @@ def save(name: str, folder: Path) -> None:
     kind, options, puts_bos = LMS[name]
     save_tokenizer(folder, WORDS, puts_bos)
     if name == "qwen2":  # AutoTokenizer makes a byte-level tokenizer of whatever a Qwen2 has
-        special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+        special = {"pad_token": "<pad>", "bos_token": "<s>", "unk_token": "<unk>"}
         tokens = [*special.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
         backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
