@@ -5,6 +5,7 @@ prompt or label, and the way out.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 
 _MAX_LENGTH = 400  # characters of an error of another library
@@ -70,22 +71,26 @@ def require(
     name: str,
     value: float | None,
     *,
-    at_least: float = -math.inf,
-    above: float = -math.inf,
-    at_most: float = math.inf,
-    below: float = math.inf,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
 ) -> None:
     """Check that a setting, named as the user writes it, is a finite number within its range.
 
     Null is refused, too: jsonargparse passes it even for numbers.
     """
+    bounds = [
+        ("at least", at_least, operator.ge),
+        ("above", above, operator.gt),
+        ("at most", at_most, operator.le),
+        ("below", below, operator.lt),
+    ]
     number = math.nan if value is None else value
-    is_within = at_least <= number <= at_most and above < number < below
-    if math.isfinite(number) and is_within:
+    given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
+    if math.isfinite(number) and all(holds(number, bound) for _, bound, holds in given):
         return
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    given = [f"{words} {bound}" for words, bound in bounds.items() if math.isfinite(bound)]
-    allowed = " and ".join(given) or "finite"
+    allowed = " and ".join(f"{words} {bound}" for words, bound, _ in given) or "finite"
     raise ConfigError(f"{name} is {'null' if value is None else value}; it must be {allowed}.")
 
 

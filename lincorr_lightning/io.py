@@ -160,6 +160,16 @@ def packed_by(start: bytes) -> str | None:
     return next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
 
 
+def text_file(path: str | Path) -> Path:
+    """Return the path of a `regular_file`; raise OSError if it is packed, by its first bytes."""
+    path = regular_file(path)
+    with path.open("rb") as file:
+        name = packed_by(file.read(6))
+    if name is not None:
+        raise OSError(errno.EINVAL, f"it is packed by {name}; unpack it", str(path))
+    return path
+
+
 def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
     """Read a file that holds a JSON object, without NaN and Infinity."""
 

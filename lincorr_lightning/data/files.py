@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from lincorr_lightning.errors import SubjectsError, require_one_of
-from lincorr_lightning.io import parse_json, regular_file
+from lincorr_lightning.io import parse_json, text_file
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 
 SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 def _lines(path: Path, what: str) -> Iterator[str]:
     """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
     try:
-        with regular_file(path).open(encoding="utf-8-sig") as file:
+        with text_file(path).open(encoding="utf-8-sig") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
         way_out = "" if isinstance(error, OSError) else " Save it in UTF-8."

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.io import load_yaml, parse_json, regular_file
+from lincorr_lightning.io import load_yaml, parse_json, text_file
 from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
@@ -87,7 +87,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     origin = str(path)
     is_json = origin.lower().endswith(".json")
     try:
-        content = regular_file(path).read_bytes()
+        content = text_file(path).read_bytes()
         text = content.decode(json.detect_encoding(content))
         # Numbers of a relation are texts.
         data = parse_json(text, parse_int=str, parse_float=str) if is_json else load_yaml(text)

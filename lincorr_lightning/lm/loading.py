@@ -405,10 +405,12 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     from transformers import TokenizersBackend
 
     way_out = (
-        "Copy the tokenizer files (config.json, tokenizer.json, tokenizer_config.json, ...) of "
-        "the base LM into it, or pass their folder or hub id as lm.tokenizer (`audit`: as --lm)."
+        "Copy the tokenizer files (config.json, tokenizer.json, tokenizer_config.json, ...) of the "
+        "base LM into it, or pass their folder as lm.tokenizer (`audit`: as --lm)."
     )
-    if find_spec("sentencepiece") is None and Path(checkpoint.location, _PIECES).exists():
+    if checkpoint.gguf_file is not None:
+        way_out = "Pass the folder or hub id of its tokenizer as lm.tokenizer (`audit`: as --lm)."
+    elif find_spec("sentencepiece") is None and Path(checkpoint.location, _PIECES).exists():
         way_out = f"Its {_PIECES} needs the package sentencepiece: run `pip install sentencepiece`."
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 SubjectKind = Literal["any", "words", "names"]
 
-_MOST = 10_000  # subjects of the paper
 _BROKEN_CHARACTER = "\ufffd"
 _WORDPIECE_MARK = "##"
 _WORD_MARKS = ("Ġ", "▁")  # of byte-level BPE and of SentencePiece
@@ -69,24 +68,29 @@ def _decode_usable(
     return tuple(strings)
 
 
+def count_subjects(
+    tokenizer: PreTrainedTokenizerBase, words_per_subject: int = 1, kind: SubjectKind = "any"
+) -> int:
+    """Return how many subjects `sample_subjects` can sample."""
+    return _count(_parts(tokenizer, words_per_subject, kind))
+
+
 def sample_subjects(
     tokenizer: PreTrainedTokenizerBase,
-    n: int | None,
+    n: int,
     words_per_subject: int = 1,
     seed: int = 0,
     kind: SubjectKind = "any",
 ) -> list[str]:
     """Sample subjects without replacement, reproducibly on every machine.
 
-    The sample of a smaller `n` is a prefix of the sample of a larger one; None takes all there are,
-    up to the paper's 10,000. A subject has
+    The sample of a smaller `n` is a prefix of the sample of a larger one. A subject has
     `words_per_subject` strings of the vocabulary, joined by spaces: of the `kind` ``any``, as in
     the paper, or ``words``, see `usable_strings`; ``names`` are a given name and a family name,
     such as Emma Garcia, the same for every LM.
     """
     parts = _parts(tokenizer, words_per_subject, kind)
-    available = math.prod(map(len, parts))
-    n = min(available, _MOST) if n is None else n
+    available = _count(parts)
     if n > available:
         limit = f"the vocabulary has {available} subjects of {words_per_subject} string(s)"
         more = " or raise words_per_subject"
@@ -97,12 +101,16 @@ def sample_subjects(
     return _draw(parts, n, seed)
 
 
+def _count(parts: list[list[str]]) -> int:
+    return math.prod(map(len, parts))
+
+
 def _draw(parts: list[list[str]], n: int, seed: int) -> list[str]:
     """Draw the first subjects of a Fisher-Yates shuffle of all combinations of the parts' strings.
 
     It uses PCG64's raw words: NumPy guarantees their stream across versions, not its samplers'.
     """
-    population = math.prod(map(len, parts))
+    population = _count(parts)
     bits = np.random.PCG64(seed)
     moved: dict[int, int] = {}
     subjects = []
@@ -144,7 +152,7 @@ def sample_up_to(
     """Sample up to n subjects as `sample_subjects` does, without those of `excluding`."""
     excluded = set(excluding)
     parts = _parts(tokenizer, 1, kind)
-    sample = _draw(parts, min(n + len(excluded), math.prod(map(len, parts))), seed)
+    sample = _draw(parts, min(n + len(excluded), _count(parts)), seed)
     return [subject for subject in sample if subject not in excluded][:n]
 
 

@@ -299,7 +299,7 @@ def test_a_row_that_lacks_the_fields_is_skipped(
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
         ("e.csv", "subject,answer\nZoë,Paris\n".encode("cp1252"), "cannot .*Save it in UTF-8"),
         ("e.json", pandas.DataFrame(LIST).to_json(orient="split"), 'e.json: .*orient="records"'),
-        ("e.json", gzip.compress(b"[]", mtime=0), "Save it in UTF-8"),
+        ("e.json", gzip.compress(b"[]", mtime=0), "packed by gzip; unpack it"),
         ("e.pkl", "", r"Name one of \.jsonl, \.json, \.csv, \.tsv\."),
     ],
 )
