@@ -13,7 +13,9 @@ from traceback import walk_tb
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from jsonargparse import Namespace, set_parsing_settings
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from transformers.utils.logging import disable_progress_bar
@@ -217,6 +219,7 @@ class LincorrCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
+        _require_accelerator(config["accelerator"])
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
         check_writable(root)
         name = self._get(self.config_init, "name") or study_name(self.model)
@@ -253,6 +256,17 @@ class LincorrCLI(LightningCLI):
         if is_first and not is_dry_run(self.trainer):
             results = getattr(self.model, "results", None)
             write_out(describe_run(run_folder(self.trainer), results))
+
+
+def _require_accelerator(name: Any) -> None:
+    """Refuse an accelerator that is not there, before Lightning calls it unsupported."""
+    known = AcceleratorRegistry.available_accelerators()
+    kinds = [kind for kind in ("cuda", "mps") if name == "gpu"] or [k for k in known if k == name]
+    if kinds and not any(AcceleratorRegistry[kind]["accelerator"].is_available() for kind in kinds):
+        raise ConfigError(
+            f"trainer.accelerator is {name}, and torch {torch.__version__} finds none on this "
+            "machine. Set it to auto or cpu, or install a torch that is built for it."
+        )
 
 
 def check_datamodule(

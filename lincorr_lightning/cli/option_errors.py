@@ -5,6 +5,7 @@ import re
 from argparse import ArgumentError
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _UNKNOWN_OPTION = re.compile(
 _UNKNOWN_CLASS = re.compile(
     r"dot import path string: (\w+)|No module named '([^']+)'|has no attribute '(\w+)'"
 )
+_LOOSE_WORD = re.compile(r"unrecognized arguments: ([^-]\S*)")
 _NO_GROUP = re.compile(r'Unable to load config "([^"]*)"')
 _EXPECTED = re.compile(r"Expected an? (?:typing\.Literal\[(.*?)\]|<class '(\w+)'>)")
 _GIVEN = re.compile(r"(?:Given|Got) value: (.*)")
@@ -51,11 +53,16 @@ def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -
         if of_class := re.findall(r"class_path '([^']+)'", message[: option.start()]):
             parser = ArgumentParser()
             parser.add_class_arguments(pkgutil.resolve_name(of_class[-1]), fail_untyped=False)
-        prefix = f"{key}." if key else ""
         known = [known.removeprefix("--") for known in parser._option_string_actions]
-        options = "; `lincorr COMMAND --help` and `--model.help CLASS` list them."
-        way_out = _suggest(name, known, prefix) or options
+        prefix = f"{key}." if key else ""
+        way_out = _suggest(name, known, prefix) or (
+            f"; did you mean {' or '.join(places)}?"
+            if not prefix and (places := list(_places(name)))
+            else "; `lincorr COMMAND --help` and `--model.help CLASS` list them."
+        )
         return f"there is no option {prefix}{name}{_origin(name, args)}{way_out}"
+    if word := _LOOSE_WORD.search(message):
+        return _explain_loose_word(word[1], args, "--lm" in parser._option_string_actions)
     if (group := _NO_GROUP.search(reason)) and key.rpartition(".")[2] in ("lm", "before"):
         return f"{key} has settings of its own. Give an LM's name as {key}.name_or_path {group[1]}."
     if unknown := _UNKNOWN_CLASS.search(message):
@@ -73,6 +80,31 @@ def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -
         allowed = " or ".join(dict.fromkeys(names)).replace("'", "")
         return one_line(f"{key} is {given[1]}{_origin(key, args)}; it must be {allowed}.")
     return one_line(f"{key}: {reason.strip().partition(chr(10))[0]}" if key else message)
+
+
+def _places(name: str) -> Iterator[str]:
+    """Yield options of the Trainer, and of some study or its data, that end in a name."""
+    import lightning as L
+
+    kinds = {"model": L.LightningModule, "data": L.LightningDataModule}
+    for part, base in kinds.items():
+        own = (kind for kind in subclasses(base) if kind.__module__.startswith("lincorr_lightning"))
+        if any(name in signature(kind).parameters for kind in own):
+            yield f"{part}.{name}"
+    if name in signature(L.Trainer).parameters:
+        yield f"trainer.{name}"
+
+
+def _explain_loose_word(word: str, args: Sequence[str], takes_lm: bool) -> str:
+    """Return what to do with a word that belongs to no option."""
+    before = [arg for arg in args[: args.index(word)] if arg[:1] == "-"]
+    if not before:
+        name = word if word.endswith((".yaml", ".yml")) else f"configs/{word}.yaml"
+        meant = f"--lm {word}" if takes_lm else f"--config {name}"
+        return f"{word!r} belongs to no option. Did you mean {meant}?"
+    option = before[-1]
+    value = f'{option.partition("=")[0]} "[{args[args.index(word) - 1]}, {word}]"'
+    return f"{word!r} belongs to no option. Write a list in brackets and quotes: {value}"
 
 
 def one_line(text: object) -> str:

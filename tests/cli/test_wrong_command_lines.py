@@ -59,8 +59,10 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
         "--config {t}/callback.yaml",
         "(in {t}/callback.yaml); did you mean trainer.callbacks.relation?",
     ),
-    (PROBE, "--devices=2", "there is no option devices; `lincorr COMMAND --help`"),
-    (PROBE, "--model.knowledge city country", "unrecognized arguments: country"),
+    (PROBE, "--ridge 0", "there is no option ridge; did you mean model.ridge?"),
+    (PROBE, "--devices=2", "did you mean trainer.devices?"),
+    (PROBE, "--model.knowledge city country", 'quotes: --model.knowledge "[city, country]"'),
+    ("fit linear_probe", "", "Did you mean --config configs/linear_probe.yaml?"),
     # Classes
     (PROBE, "--model LinearPrope", "LinearPrope; did you mean LinearProbe"),
     (PROBE, "--data EditsDataModule", "Use --data SubjectsDataModule"),
@@ -88,7 +90,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.max_epochs -1", "trainer.max_epochs is -1"),
     (FINETUNE, "--data.n_edits null", "data.edits_file is null"),
     (ABLATION, "--trainer.limit_train_batches 9", "networks are compared after all phases"),
-    (PROBE, "--trainer.accelerator mps", "MPS"),
+    (PROBE, "--trainer.accelerator mps", "trainer.accelerator is mps, and torch"),
     # What Lightning refuses: making the Trainer, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
     (
