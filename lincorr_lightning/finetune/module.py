@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, listed, require
 from lincorr_lightning.finetune import batches
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter, save_merged
 from lincorr_lightning.finetune.batches import EditBatch, EditTraining
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.config import LMConfig
@@ -94,9 +95,9 @@ class SourceFinetune(LMStudy):
         )
         self.adapters: StackedLoRA | None = None
         self._base: list[Tensor] = []
+        self._step_edits: list[Edit] = []  # since the last update
         self._seen: set[int] = set()
         self._n_steps_of_rank = 0
-        self._has_edits = False  # since the last update
 
     def data_arguments(self) -> dict[str, Any]:
         return {**super().data_arguments(), "training": self.edit_training}
@@ -191,8 +192,8 @@ class SourceFinetune(LMStudy):
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = batches.answer_losses(self.lm.model, batch)
-        self._require_finite("the loss is", losses)
-        self._has_edits |= bool(batch.edits)
+        self._require_finite("the loss is", losses, batch.edits)
+        self._step_edits += batch.edits
         has_loss = (batch.labels != batches.IGNORED).any(1)
         n_edits = self.trainer.strategy.reduce(has_loss.sum().double(), reduce_op="sum")
         # The mean over ranks is then that over edits: each rank knows its own edits only.
@@ -205,24 +206,37 @@ class SourceFinetune(LMStudy):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
-        self._n_steps_of_rank += self._has_edits
-        self._has_edits = False
+        edits = self._step_edits
+        self._n_steps_of_rank += bool(edits)
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
-                total = torch.stack([p.float().sum() for p in self.adapters.parameters()]).sum()
+                sums = [p.float().sum((1, 2)) for p in self.adapters.parameters()]
+                total = torch.stack(sums).sum(0)[: max(len(edits), 1)]
             else:
                 # One pass over the weights, where checking each of them would take several.
-                total = self.trained_norm()
-        self._require_finite("after the update a weight is", total)
+                total = self.trained_norm().reshape(1)
+        # Joint weights are the same on all ranks: all of them stop here, or none.
+        at = edits if self.is_independent else None
+        self._require_finite("after the update a weight is", total, at)
+        self._step_edits = []
 
-    def _require_finite(self, what: str, values: Tensor) -> None:
-        if not values.isfinite().all():
-            raise NonFiniteError(
-                f"{what} NaN or infinite at step {self.trainer.global_step}. Lower "
-                f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to "
-                "float32. A checkpoint that was saved before is not affected."
-            )
+    def _require_finite(self, what: str, values: Tensor, edits: list[Edit] | None) -> None:
+        """Stop if a row's value is not finite, and name its edit; None names those of all ranks."""
+        finite = values.isfinite().tolist()
+        if all(finite):
+            return
+        if edits is None:
+            edits = [edit for part in gather(self._step_edits) for edit in part]
+        else:  # the row of a padding batch has no edit
+            edits = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
+        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
+        where = listed(names, most=3, separator="; ")
+        raise NonFiniteError(
+            f"{what} NaN or infinite at step {self.trainer.global_step}, at the edit {where}. "
+            f"Lower model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to "
+            "float32. A checkpoint that was saved before is not affected."
+        )
 
     def on_train_end(self) -> None:
         if self._base:

@@ -19,6 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from tests.launching import run_in_two
 from tests.small_runs import QUIET, SMALL_RUNS, numbers
@@ -220,6 +222,18 @@ def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
 
 
 EDITS = "fit --config source_finetune.yaml --config trainer/ddp_cpu.yaml".split()
+
+
+def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, tmp_path):
+    lm, root = f"--model.lm.name_or_path={small_lm}", f"--trainer.default_root_dir={tmp_path}"
+    options = "--model.protocol=joint --data.n_edits=2 --model.edits_per_step=1".split()
+    done = run_in_two(*EDITS, *options, "--model.learning_rate=1e37", lm, root, *QUIET)
+    assert done.returncode not in (0, None)
+    lines = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
+    data = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=2)
+    assert lines, done.stderr[-3000:]
+    for edit in data.resolve().edits:
+        assert all(f"{edit.subject!r} -> {edit.answer!r}" in line for line in lines), lines
 
 
 def test_more_processes_than_edits(small_lm, tmp_path):
