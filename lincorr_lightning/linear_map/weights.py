@@ -15,7 +15,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from lincorr_lightning.errors import ConfigError, LinearMapError
-from lincorr_lightning.io import read_json, regular_file, write_csv
+from lincorr_lightning.io import atomic_write, read_json, regular_file
 from lincorr_lightning.terminal import write_out
 from lincorr_lightning.version import __version__
 
@@ -112,6 +112,21 @@ class LabelWeight(NamedTuple):
     """The rank by how many source labels the target is right for, a constant answer."""
 
 
+class AnswerRank(NamedTuple):
+    """The rank of the best right target label of a source label."""
+
+    answer: str
+    reference: str  #: Right target labels, joined by ``|``.
+    rank: int
+    rank_nearest: int | None  #: The rank by the nearest word.
+    rank_constant: int
+
+    @property
+    def only_w(self) -> bool:
+        """Whether W is right, and the nearest word is not."""
+        return self.rank_nearest is not None and self.rank == 1 < self.rank_nearest
+
+
 @dataclass(frozen=True)
 class PairWeights:
     """W of a pair and what stands beside it: matrices are ``(n_target, n_source)``.
@@ -142,6 +157,17 @@ class PairWeights:
         rows = zip(self.target.names, weights, ranks[0], is_right, *ranks[1:], strict=True)
         return [LabelWeight(*row) for row in rows]
 
+    def answers(self) -> list[AnswerRank]:
+        """Return the rank of the best right target of each source label that has one."""
+        sources, targets = self.source.names, self.target.names
+        matrices = self.weight, self.nearest, self._constant()
+        rows = []
+        for i, right in enumerate(self.reference):
+            if right:
+                ranks: list[Any] = [m if m is None else _rank(m[:, i], right) for m in matrices]
+                rows.append(AnswerRank(sources[i], "|".join(targets[j] for j in right), *ranks))
+        return rows
+
     def _constant(self) -> npt.NDArray[Any] | None:
         if not self.reference:
             return None
@@ -149,6 +175,12 @@ class PairWeights:
         order = sorted(range(len(self.target.texts)), key=lambda i: -counts[i])  # as a baseline's
         column = -np.argsort(order)
         return np.repeat(column[:, None], len(self.source.texts), 1)
+
+
+def _rank(column: npt.NDArray[Any], right: Collection[int]) -> int:
+    places = list(right)
+    # A wrong label equal to the best right one counts as ahead.
+    return 1 + int((np.delete(column, places) >= column[places].max()).sum())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -197,11 +229,8 @@ def check_pair(
             raise LinearMapError(f"{pair}/{name} holds NaN or infinite numbers.")
 
 
-def weights(args: Sequence[str]) -> list[dict[str, Any]]:
-    """Print the weights of an answer, as the command line behind ``lincorr weights`` says.
-
-    Returns the rows of the file that ``--csv`` writes.
-    """
+def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
+    """Print the weights of an answer, as the command line behind ``lincorr weights`` says."""
     parser = argparse.ArgumentParser(prog="lincorr weights", description=_HELP)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN", help="folder of a probe's run, or its linear_map/")
@@ -222,11 +251,14 @@ def weights(args: Sequence[str]) -> list[dict[str, Any]]:
         names = ", ".join(str(path.parent) for path in maps)
         raise LinearMapError(f"{run} is the folder of several runs. Name one of them: {names}.")
     title, read = _read(folder, options.pair)
-    of_run = (folder.parent, options.pair)
-    rows, lines = _of_answer(read, options) if options.label else _of_pair(*of_run)
-    write_out("\n".join([title, *lines, *_precision(*of_run)]) + "\n")
+    rows, lines = _of_answer(read, options) if options.label else _of_pair(read)
+    lines += _precision(folder.parent, options.pair)
+    write_out("\n".join([title, *lines]) + "\n")
     if options.csv:
-        write_csv(options.csv, [*rows[0]] if rows else (), ([*row.values()] for row in rows))
+        with atomic_write(Path(options.csv)) as part, part.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(rows[0]._fields if rows else AnswerRank._fields)
+            table.writerows(rows)
         write_out(f"Rows: {options.csv}\n")
     return rows
 
@@ -253,7 +285,7 @@ def _read(folder: Path, pair: str) -> tuple[str, PairWeights]:
 
 def _of_answer(
     read: PairWeights, options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[LabelWeight], list[str]]:
     rows = read.of(options.label)
     ordered = sorted(rows, key=lambda row: row.rank)
     lines = [f"Highest weights of {options.label}:", "rank  weight  " + read.target.name]
@@ -269,7 +301,7 @@ def _of_answer(
         lines.append(f"{row.label}{known}: {', '.join(ranks)}.")
         if row.reference and row.rank_nearest is not None:
             lines.append(_beyond(row.rank, row.rank_nearest))
-    return [row._asdict() for row in ordered], lines
+    return ordered, lines
 
 
 def _beyond(rank: int, nearest: int) -> str:
@@ -280,25 +312,18 @@ def _beyond(rank: int, nearest: int) -> str:
     return f"W is wrong{', and the nearest word is right' if nearest == 1 else ''}."
 
 
-def _of_pair(run: Path, pair: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a pair in ``tables/answers.csv``, and what W alone gets right of them."""
-    path = run / "tables" / "answers.csv"
-    if not path.is_file():
-        raise LinearMapError(f"{run} has no tables/answers.csv, as runs of a probe have: {WAY_OUT}")
-    with regular_file(path).open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["pair"] == pair]
-    alone = [row for row in rows if row["only_w"] == "True"]
-    right, near = (
-        sum(row.get(f"rank_{name}") == "1" for row in rows)
-        for name in ("W", "causal_inner_product")
-    )
+def _of_pair(read: PairWeights) -> tuple[list[AnswerRank], list[str]]:
+    rows = read.answers()
+    alone = [row for row in rows if row.only_w]
+    right = sum(row.rank == 1 for row in rows)
+    near = sum(row.rank_nearest == 1 for row in rows)
     lines = [
         f"W is right first for {right} of {len(rows)} answers, the nearest word for {near}.",
         f"W alone is right for {len(alone)}{':' if alone else '.'}",
-        *(f"  {row['answer']}: {row['reference']}" for row in alone[:_N_SHOWN]),
+        *(f"  {row.answer}: {row.reference}" for row in alone[:_N_SHOWN]),
     ]
     if len(alone) > _N_SHOWN:
-        lines.append(f"  and {len(alone) - _N_SHOWN} more; all, and all ranks: {path}")
+        lines.append(f"  and {len(alone) - _N_SHOWN} more; all, and all ranks: --csv FILE")
     return rows, lines
 
 
