@@ -116,7 +116,7 @@ class Generalization(RelationCallback):
         self.others_kind = others_kind
         self.edit_steps = edit_steps
         self.seed = seed
-        self.fit_by(linear_map, ridge, n_subjects)
+        self.set_map(linear_map, ridge, n_subjects)
         self.cases: list[cases.EditCase] = []
         self.others: list[str] = []
 

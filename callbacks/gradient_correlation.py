@@ -81,7 +81,7 @@ class GradientCorrelation(RelationCallback):
     ) -> None:
         super().__init__(relation, every_n_steps=every_n_steps, **options)
         self.watch(subjects, n_watch, seed)
-        self.fit_by(linear_map, ridge, n_subjects)
+        self.set_map(linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
         self.resolve_relation()

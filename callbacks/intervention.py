@@ -63,7 +63,7 @@ class Intervention(RelationCallback):
     ) -> None:
         super().__init__(relation, **options)
         self.seed = seed
-        self.fit_by(None, "auto", n_subjects)
+        self.set_map(None, "auto", n_subjects)
 
     @property
     def maps(self) -> dict[str, tuple[Tensor, Tensor]]:

@@ -182,7 +182,7 @@ class RelationCallback(PeriodicCallback):
         requests = [(part, self.domains[name].token_ids) for name, part in queries.items()]
         return dict(zip(queries, self.run.cache.read(requests), strict=True))
 
-    def fit_by(self, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
+    def set_map(self, folder: str | None, ridge: Ridge, n_subjects: int) -> None:
         """Keep how W and b are obtained: from a folder, or fitted on so many subjects at most."""
         owner = type(self).__name__
         check_ridge(ridge, owner)

@@ -70,7 +70,7 @@ class Resilience(RelationCallback):
         self.watch(subjects, n_watch, seed)
         require("Resilience.random_labels", random_labels, at_least=0)
         self.random_labels = random_labels
-        self.fit_by(linear_map, ridge, n_subjects)
+        self.set_map(linear_map, ridge, n_subjects)
 
     def open(self) -> Iterable[str]:
         self.resolve_relation()

@@ -59,6 +59,7 @@ class TokenGeometryMonitor(PeriodicCallback):
             self.key,
             self.settings.n_tokens,
             self.n_texts,
+            owner="TokenGeometryMonitor",
         )
         return self._prompts.names
 

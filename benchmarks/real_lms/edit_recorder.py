@@ -102,7 +102,7 @@ class EditRecorder(RelationCallback):
         self.others_kind = others_kind
         self.seed = seed
         self.about = about or {}
-        self.fit_by(None, "auto", n_subjects)
+        self.set_map(None, "auto", n_subjects)
 
     def open(self) -> Iterable[str]:
         run = self.run

@@ -149,6 +149,7 @@ def read_texts(
     paths: str | Path | Sequence[str | Path],
     key: str = "text",
     sample_by: SampleBy = "line",
+    owner: str = "data",
 ) -> Iterator[Text]:
     """Read texts from files and folders; blank ones are left out.
 
@@ -157,33 +158,34 @@ def read_texts(
     any depth, in the order of their names; hidden files are ignored.
 
     The corpus of a text is the field ``corpus`` of its row if there is one, else the name of its
-    file; documents of a folder are one corpus, named after the folder.
+    file; documents of a folder are one corpus, named after the folder. `owner` is the prefix of the
+    settings in messages, as ``data`` of ``data.texts``.
     """
-    require_one_of("sample_by", sample_by, get_args(SampleBy))
+    require_one_of(f"{owner}.sample_by", sample_by, get_args(SampleBy))
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
         is_empty = True
-        for file in _files(path):
-            for text in _texts(file, key, sample_by):
+        for file in _files(path, owner):
+            for text in _texts(file, key, sample_by, owner):
                 is_empty = False
                 yield text
         if is_empty:
             known = ", ".join(SUFFIXES)
-            raise SubjectsError(f"texts {path} holds no text. Put {known} files there.")
+            raise SubjectsError(f"{owner}.texts {path} holds no text. Put {known} files there.")
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, owner: str) -> list[Path]:
     if path.is_dir():
         inside = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
         texts = (file for file in inside if file.suffix.lower() in SUFFIXES)
         return sorted(path / f for f in texts if not any(part.startswith(".") for part in f.parts))
     if not path.exists() or path.suffix.lower() not in SUFFIXES:
         raise SubjectsError(
-            f"texts {path} must be a folder, or a {', '.join(SUFFIXES)} file that exists."
+            f"{owner}.texts {path} must be a folder, or a {', '.join(SUFFIXES)} file that exists."
         )
     return [path]
 
 
-def _texts(file: Path, key: str, sample_by: SampleBy) -> Iterator[Text]:
+def _texts(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterator[Text]:
     if file.suffix.lower() == ".txt" and sample_by == "line":
         for where, line in _filled_lines(file, "texts"):
             yield Text(where, file.stem, line)
@@ -196,7 +198,7 @@ def _texts(file: Path, key: str, sample_by: SampleBy) -> Iterator[Text]:
             text = row.get(key) if isinstance(row, Mapping) else None
             if not isinstance(text, str):
                 raise SubjectsError(
-                    f"{where}: {key!r} is {text!r}, not a text. Name the field of texts as `key`."
+                    f"{where}: {key!r} is {text!r}, not a text. Name its field as {owner}.key."
                 )
             if text.strip():
                 yield Text(where, str(row.get("corpus") or file.stem), text)

@@ -213,22 +213,13 @@ class TextsDataModule(StudyData):
                 f"none of the {len(held_out)} texts that are held out is longer than "
                 f"{self.n_skipped + 1} tokens. Take longer data.texts, or lower data.skip_tokens."
             )
-        if not (trains or self.training_tokens):
-            return
-        if not trains:  # on all knowledge
+        if trains:
+            self._rows = self._training_rows(others)
+            self.keep_contents(texts=[self._rows, self._held_out])
+        elif self.training_tokens:  # on all knowledge
             read = set(held_out)
             others = [text for text in self._find_texts(None) if text not in read]
-            others = self._split(others, 1)[1]
-        self._rows = [row for row in self._tokenize(others) if len(row) > self.n_skipped]
-        n_tokens = sum(len(row) - self.n_skipped for row in self._rows)
-        if n_tokens < (n_needed := self.hparams["batch_tokens"]):
-            raise SubjectsError(
-                f"the {len(others)} texts that are not held out have {n_tokens} tokens to train "
-                f"on, and a step alone takes {n_needed}. Name more data.texts, or lower "
-                "data.n_held_out or data.n_texts."
-            )
-        if trains:
-            self.keep_contents(texts=[self._rows, self._held_out])
+            self._rows = self._training_rows(self._split(others, 1)[1])
 
     def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
         """Return the distinct texts, of the tiny world those about some knowledge (None: all)."""
@@ -250,6 +241,17 @@ class TextsDataModule(StudyData):
         order = np.random.default_rng([self.hparams["seed"], 0]).permutation(len(texts))
         chosen, others = np.sort(order[:n]), np.sort(order[n:])
         return [texts[i] for i in chosen], [texts[i] for i in others]
+
+    def _training_rows(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = [row for row in self._tokenize(texts) if len(row) > self.n_skipped]
+        n_tokens = sum(len(row) - self.n_skipped for row in rows)
+        if n_tokens < (n_needed := self.hparams["batch_tokens"]):
+            raise SubjectsError(
+                f"the {len(texts)} texts that are not held out have {n_tokens} tokens to train on, "
+                f"and a step alone takes {n_needed}. Name more data.texts, or lower "
+                "data.n_held_out or data.n_texts."
+            )
+        return rows
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         lm = self.language_model
@@ -369,16 +371,18 @@ def read_prompts(
     n_tokens: int = 1024,
     n_texts: int | None = None,
     seed: int = 0,
+    owner: str = "data",
     sample_by: SampleBy = "line",
 ) -> TokenBatch:
     """Read texts and take the first tokens of each, as one batch; warn of those too short.
 
-    The arguments are those of `TokenizedTextDataModule`.
+    The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in
+    messages, as ``data`` of ``data.texts``.
     """
     limit = None if lm.max_length is None else lm.max_length - len(lm.prefix)
     if limit is not None and n_tokens > limit:
         raise ConfigError(
-            f"n_tokens is {n_tokens}; {lm.config.name_or_path} reads {limit} at most."
+            f"{owner}.n_tokens is {n_tokens}; {lm.config.name_or_path} reads {limit} at most."
         )
     if texts is None:
         n_texts = n_texts or 96
@@ -386,7 +390,7 @@ def read_prompts(
         world = tiny_world.world_file(lm.location)
         source = tiny_world.world_documents(n_texts, n_tokens, seed, world)
     else:
-        source = read_texts(texts, key, sample_by)
+        source = read_texts(texts, key, sample_by, owner)
     kept: list[tuple[str, str, list[int]]] = []
     n_skipped = longest = 0
     for text in source:
@@ -400,12 +404,13 @@ def read_prompts(
             kept.append((text.where, text.corpus, ids[:n_tokens]))
     if not kept:
         raise SubjectsError(
-            f"all {n_skipped} texts of {texts} are shorter than n_tokens, {n_tokens}; the longest "
-            f"has {longest}. Lower it, take longer texts, or set sample_by to document."
+            f"all {n_skipped} texts of {owner}.texts {texts} are shorter than {owner}.n_tokens, "
+            f"{n_tokens}; the longest has {longest}. Lower {owner}.n_tokens, or take longer texts; "
+            f"if .txt files are whole documents, set {owner}.sample_by to document."
         )
     if n_skipped:
         rank_zero_warn(
-            f"{n_skipped} of {n_skipped + len(kept)} texts are shorter than n_tokens, "
+            f"{n_skipped} of {n_skipped + len(kept)} texts are shorter than {owner}.n_tokens, "
             f"{n_tokens}, and are skipped."
         )
     names, corpora, rows = map(list, zip(*kept, strict=True))

@@ -139,7 +139,7 @@ def by_step_figure(steps: DataFrame, relation: str, nulls: Mapping[str, float]) 
     )
 
 
-# Log keys of means that the table ``outcomes`` has, and where they stand in a figure's panels.
+# Log keys of means that ``results.json`` has, and where they stand in a figure's panels.
 _NOT_DRAWN = r"macro_|_of_learned|constant|right_before"
 _PANELS = (
     (r"^edit_step/|generalization/", ""),
@@ -154,17 +154,20 @@ def training_figure(history: DataFrame, relation: str, subtitle: str) -> Figure:
     """Draw what was logged in the course of training, from the table ``training``."""
     of_number = history.groupby("number")["step"].transform("size")
     drawn = history[(of_number > 1) & ~history["number"].str.contains(_NOT_DRAWN)]
-    keys = drawn["number"]
+    # Other relations than that of the edits are named before their numbers.
+    keys = drawn["number"].str.extract(r"^(?:([^/]+)->([^/]+)/)?(.*)$")
+    lines = keys[2]
     for pattern, panel in _PANELS:
-        keys = keys.str.replace(pattern, panel, regex=True)
-    parts = keys.str.partition("/")
+        lines = lines.str.replace(pattern, panel, regex=True)
+    parts = lines.str.extract(r"^([^/]*)/?(.*)$")
+    others = (", " + keys[0] + "→" + keys[1]).fillna("")
 
     def set_limits(axes: Axes, panel: str, rows: DataFrame) -> None:
         if panel.startswith(("share", "r of")):
             axes.set_ylim(-0.02 if panel.startswith("share") else -1.02, 1.02)
 
     return plots.curves(
-        drawn.assign(panel=parts[0], line=parts[2].str.replace("_", " ")),
+        drawn.assign(panel=parts[0] + others, line=parts[1].str.replace("_", " ")),
         "step",
         "value",
         "line",

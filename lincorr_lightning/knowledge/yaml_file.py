@@ -171,13 +171,17 @@ class _Value(NamedTuple):
             self.fail(f"{Counter(texts).most_common(1)[0][0]!r} is listed twice")
         return texts
 
-    def of(self, known: type | tuple[str, ...]) -> Any:
-        """Return a value of exactly a type, such as a number, or one of some texts."""
-        if isinstance(known, type) and type(self.value) is not known:
-            self.fail(f"must be of type {known.__name__}, not {self.value!r}")
-        if not isinstance(known, type) and self.value not in known:
-            self.fail(f"{self.value!r} is unknown; known: {', '.join(known)}")
+    def of_type(self, kind: type) -> Any:
+        """Return a value of exactly a type, such as a number."""
+        if type(self.value) is not kind:
+            self.fail(f"must be of type {kind.__name__}, not {self.value!r}")
         return self.value
+
+    def choice(self, known: tuple[str, ...]) -> str:
+        """Return a text that is one of some."""
+        if self.value not in known:
+            self.fail(f"{self.value!r} is unknown; known: {', '.join(known)}")
+        return str(self.value)
 
 
 def _entities(kind: str, value: _Value) -> dict[str, Entity]:
@@ -206,18 +210,24 @@ def _prompts(value: _Value, *, strip: bool = False) -> tuple[str, ...]:
 
 # Attribute of `Knowledge` and reader of each key that is not part of its prompts or answers.
 _ATTRIBUTES: dict[str, tuple[str, Callable[[_Value], Any]]] = {
-    "family": ("family", lambda value: value.of(FAMILIES)),
-    "language": ("language", lambda value: value.of(LANGUAGES)),
-    "space": ("leading_space", lambda value: value.of(bool)),
+    "family": ("family", lambda value: value.choice(FAMILIES)),
+    "language": ("language", lambda value: value.choice(LANGUAGES)),
+    "space": ("leading_space", lambda value: value.of_type(bool)),
     "printed": ("printed_template", _Value.text),
     "alike": ("alike", _Value.text),
-    "paper_size": ("paper_size", lambda value: value.of(int)),
+    "paper_size": ("paper_size", lambda value: value.of_type(int)),
     "paraphrases": ("paraphrases", _prompts),
 }
 _KNOWLEDGE_KEYS = (*_ATTRIBUTES, "template", "templates", "answers")
 
 
+def _refuse_family(name: str, value: _Value) -> None:
+    if name in (*FAMILIES, "all"):
+        value.fail(f"{name!r} names a family, so no kind of knowledge; choose another name")
+
+
 def _entry(name: str, value: _Value) -> Knowledge:
+    _refuse_family(name, value)
     parts = value.mapping(_KNOWLEDGE_KEYS, _REQUIRED_KEYS)
     prompts = [parts[key] for key in ("template", "templates") if key in parts]
     if len(prompts) != 1:
@@ -249,6 +259,7 @@ def _relation(root: _Value) -> KnowledgeFile:
         root.fail("is missing", _PROMPTS[0])
     template, *more = _prompts(prompts[0], strip=True)
     name = re.sub(r"\W+", "_", parts["name"].text())
+    _refuse_family(name, parts["name"])
     rows = parts["samples"]
     if not isinstance(rows.value, list) or rows.is_empty:
         rows.fail("must be a list of samples, each with a subject and an object")
@@ -272,7 +283,7 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
     entities: dict[str, dict[str, Entity]] = {}
     math = arithmetic_knowledge()
     entries: dict[str, Knowledge] = {}
-    owners = {**dict.fromkeys((*FAMILIES, "all"), "a family"), **{one.name: "math" for one in math}}
+    owners = dict.fromkeys((each.name for each in math), "the built-in math family")
     files = list(files)
     for file in files:
         for kind, members in file.entities.items():
@@ -282,8 +293,10 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
                 for key in sorted({*known.names, *known.facts} & {*entity.names, *entity.facts}):
                     key = f"entities.{kind}.{identity}.{key}"
                     fail(entity.origin, key, "is already given; a file may add to it, not restate")
+                # Either may be at fault from now on.
+                origins = dict.fromkeys((known.origin, entity.origin))
                 names, facts = {**known.names, **entity.names}, {**known.facts, **entity.facts}
-                merged[identity] = Entity(identity, entity.origin, names, facts)
+                merged[identity] = Entity(identity, " and ".join(origins), names, facts)
         for name, entry in file.knowledge.items():
             if name in owners:
                 reason = f"{name!r} is already taken by {owners[name]}; choose another name"
@@ -322,7 +335,8 @@ def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
             fail(entity.origin, key, f"{other_kind!r} is {neither}.{suggest(other_kind, entities)}")
         known = entities[other_kind]
         for identity in (each for each in identities if each not in known):
-            hint = suggest(identity, known)
+            aliases = {text: name for name, each in known.items() for text in each.texts("en")}
+            hint = suggest(aliases.get(identity, identity), known)
             fail(entity.origin, key, f"there is no {other_kind} {identity!r}.{hint}")
 
 
@@ -351,6 +365,12 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
         folded = unicodedata.normalize("NFKC", answer.text).casefold()
         first = first_with.setdefault(folded, answer)
         if first != answer:
-            both = " and ".join(f"{x.text!r} of {x.identity!r}" for x in (answer, first))
+            both = " and ".join(_described(each, members, origin) for each in (answer, first))
             fail(origin, answers, f"{both} read alike; keep one, or make one an alias of the other")
     return entry
+
+
+def _described(answer: Answer, members: Mapping[str, Entity], origin: str) -> str:
+    owner = "" if answer.text == answer.identity else f" of {answer.identity!r}"
+    known = members.get(answer.identity)
+    return f"{answer.text!r}{owner} ({known.origin if known else origin})"

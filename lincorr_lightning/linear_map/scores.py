@@ -159,9 +159,11 @@ class PairScore:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     templates: Mapping[str, Any] | None = None
     completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    label_r: npt.NDArray[np.floating[Any]] = field(default_factory=lambda: np.empty(0))
-    ranks: Mapping[str, Tensor] = field(default_factory=dict)
-    nearness: Tensor | None = None
+    label_r: npt.NDArray[np.floating[Any]] = field(
+        default_factory=lambda: np.empty(0), repr=False, compare=False
+    )
+    ranks: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    nearness: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, name: str) -> Any:
         assert name in NUMBERS, name

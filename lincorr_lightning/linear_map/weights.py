@@ -223,8 +223,8 @@ def check_pair(
     shapes = {"weight": (n, len(source.texts)), "nearest": (n, len(source.texts)), "bias": (n,)}
     for (name, shape), part in zip(shapes.items(), (weight, nearest, bias), strict=True):
         if part is not None and tuple(part.shape) != shape:
-            own = tuple(part.shape)
-            raise LinearMapError(f"{pair}/{name} has the shape {own}; the labels need {shape}.")
+            reason = f"has the shape {tuple(part.shape)}; the labels need {shape}"
+            raise LinearMapError(f"{pair}/{name} {reason}.")
         if part is not None and not np.isfinite(np.asarray(part)).all():
             raise LinearMapError(f"{pair}/{name} holds NaN or infinite numbers.")
 
@@ -266,17 +266,16 @@ def weights(args: Sequence[str]) -> Sequence[LabelWeight | AnswerRank]:
 def _read(folder: Path, pair: str) -> tuple[str, PairWeights]:
     """Return a title and what stands in the files of a pair."""
     config = read_config(folder)
-    if pair not in config.get("pairs", {pair: {}}):
-        known = ", ".join(list(config["pairs"])[:8])
+    pairs = config.get("pairs")
+    if isinstance(pairs, dict) and pair not in pairs:
+        known = ", ".join(list(pairs)[:8])
         raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
     with reading(folder), safe_open(regular_file(folder / TENSORS_FILE), "numpy") as tensors:
         entry = config["pairs"][pair]
         source, target = (LabelSet.from_json(n, config["knowledge"][n]) for n in pair.split("->"))
-        parts = {
-            name: tensors.get_tensor(f"{pair}/{name}")
-            for name in ("weight", "nearest")
-            if f"{pair}/{name}" in tensors.keys()  # noqa: SIM118
-        }
+        parts = {"weight": tensors.get_tensor(f"{pair}/weight")}
+        if f"{pair}/nearest" in tensors.keys():  # noqa: SIM118
+            parts["nearest"] = tensors.get_tensor(f"{pair}/nearest")
         check_pair(pair, source, target, **parts)
         title = f"W of {pair} in {config['lm']['name_or_path']}, ridge {entry['ridge']:g}"
         reference = [list(right) for right in entry.get("reference", ())]

@@ -439,13 +439,18 @@ class LanguageModel(nn.Module):
         else:
             if groups:
                 _, self.reads_prompts = self._plan(rows, groups)
-            every = torch.unique(torch.cat(tokens))
-            read = heads.States(len(rows), self.model.device)
-            self._read(rows, [*dict.fromkeys(domains)], [], read, context, every)
-            after = read.all.view(len(rows), len(every)).double()
-            columns = [torch.searchsorted(every, ids) for ids in tokens]
-            spans = [after[domain.start : domain.stop] for domain in domains]
-            logits = torch.cat([x[:, at] for x, at in zip(spans, columns, strict=True)], dim=1)
+            parts = [torch.empty(0)] * len(domains)
+            for span in dict.fromkeys(domains):
+                inside = [k for k, domain in enumerate(domains) if domain == span]
+                wanted = torch.cat([tokens[k] for k in inside])
+                read = heads.States(len(span), self.model.device)
+                chosen = [rows[i] for i in span]
+                self._read(chosen, [range(len(span))], [], read, context, wanted)
+                read_after = read.all.view(len(span), len(wanted)).double()
+                sizes = [len(tokens[k]) for k in inside]
+                for k, part in zip(inside, torch.split(read_after, sizes, dim=1), strict=True):
+                    parts[k] = part
+            logits = torch.cat(parts, dim=1)
         split = torch.split(logits, [len(ids) for ids in tokens], dim=1)
         for domain, column in zip(domains, split, strict=True):
             self._require_finite(column, [rows[i] for i in domain])

@@ -147,7 +147,8 @@ class CorpusDataModule(StudyData):
     reads every prompt of these facts.
 
     Args:
-        n_people: Number of people, the first ones; None: all, and the other words as their names.
+        n_people: People of the tiny world that facts are stated about, from the first; None takes
+            all: 1,650 invented names, and then the other words.
         knowledge: Kinds of knowledge or families that are stated; None takes attributes and math.
         batch_size: Statements per step.
         full_loss_fraction: Share of the statements of which not the answer alone is learned.
@@ -186,7 +187,10 @@ class CorpusDataModule(StudyData):
             return
         catalogue = Catalogue.load()
         world = World.load()
-        world = world.first(self.hparams["n_people"] or len(world.people))
+        n_known = len(world.people)
+        n_people = self.hparams["n_people"] or n_known
+        require("data.n_people", n_people, at_most=n_known)
+        world = world.first(n_people)
         corpus = Corpus.of(world, catalogue.select(self.knowledge))
         repeats = dict.fromkeys(corpus.knowledge, 1)
         for name, n in self.repeats.items():

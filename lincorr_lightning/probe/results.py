@@ -212,7 +212,9 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     )
     columns = ["source", "target", *NUMBERS]
     rows = [score.row() for score in scores]
-    yield Table.of("pairs", rows, columns, "Every score of every pair", formats=FORMATS)
+    yield Table.of(
+        "pairs", rows, columns, "Every score of every pair", headings=HEADINGS, formats=FORMATS
+    )
     yield Table.of(
         "label_wise",
         [

@@ -286,6 +286,8 @@ def _error(
 
     And of which rows that is; both empty if there is no such table.
     """
+    from lincorr_lightning.results.differences import difference_of_means  # and SciPy
+
     # Of a row `before`, as of the key ``before.generalized`` of results.json.
     names = [f"{value}_{plain['number']}" for value in row.values()]
     for name, table in product([*names, plain["number"].replace(".", "_")], tables):
@@ -300,8 +302,6 @@ def _error(
             continue
         units = f"{table.name} by {mean.per}" if mean.per else table.name
         is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
-        from lincorr_lightning.results.differences import difference_of_means  # and SciPy
-
         return (name, units, *by.items()), {
             "units": units,
             **difference_of_means(sums, counts, is_share and not mean.per)._asdict(),

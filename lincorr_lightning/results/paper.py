@@ -99,7 +99,7 @@ class PaperInfluences(NamedTuple):
     place: str  # table of the paper, as ``Table 15``
     lm: str  # its name in the paper
     relation: str  # as ``city->country``
-    direction: str  # ``influenced`` or ``influencing``, see `probe.results.Influence`
+    direction: str  # ``influenced`` or ``influencing``, of target labels or of source labels
     labels: Mapping[str, tuple[str, ...]]  # at the other end of each, the highest weight first
 
     @property

@@ -97,7 +97,8 @@ def _run_section(n: int, run: SavedRun) -> PageSection:
     ]
     if values:
         tables.append(Table.of("values", values, ["key", "value"], "Numbers of results.json"))
-    title = f"{study_title(run.study)} {n}: {short_name(run.lm_name)}, {run.folder.name}"
+    study = study_title(run.study) or "Study without a name"
+    title = f"{study} {n}: {short_name(run.lm_name)}, {run.folder.name}"
     name = re.sub(r"[^a-z0-9_]+", "_", run.study.lower()).strip("_")[:50] or "unnamed"
     figures = [figure for figure in run.figures if figure.file is not None]
     return PageSection(title, f"{name}_{n}", tables, figures, run=run)

@@ -79,5 +79,5 @@ def test_every_step_of_training(small_lm, texts, fit):
 
 
 def test_too_short_texts_are_refused(texts, fit):
-    with pytest.raises(SubjectsError, match=r"shorter than n_tokens, 40"):
+    with pytest.raises(SubjectsError, match=r"shorter than TokenGeometryMonitor\.n_tokens, 40"):
         fit(watch(texts, n_tokens=40))

@@ -65,13 +65,13 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("files", "name", "options", "message"),
     [
-        ({}, "gone", {}, r"texts .*gone must be a folder, or"),
+        ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone must be a folder, or"),
         ({"f/a.txt": "  "}, "f", {}, r"f holds no text\. Put .txt"),
         (
             {"a.jsonl": '{"text": "x"}\n{"body": "x"}'},
             "a.jsonl",
             {},
-            r"a\.jsonl, line 2: 'text' is None, not a text.* as `key`",
+            r"a\.jsonl, line 2: 'text' is None, not a text.* as data\.key",
         ),
         ({"a.jsonl": "7"}, "a.jsonl", {}, "line 1: 'text' is None"),
         ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: no JSON"),

@@ -41,7 +41,7 @@ def write(path: Path, texts: list[str]) -> Path:
 
 def test_short_texts_are_skipped_and_counted(small_lm: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [words(20), words(15), words(3), words(16, 30), words(17)])
-    with pytest.warns(UserWarning, match=r"2 of 4 texts are shorter than n_tokens, 16"):
+    with pytest.warns(UserWarning, match=r"2 of 4 texts are shorter than data\.n_tokens, 16"):
         data = set_up(small_lm, texts=str(path), n_tokens=16, n_texts=2)
     (one, two) = data.test_dataloader()
     assert one.n_skipped == two.n_skipped == 2
@@ -56,7 +56,7 @@ def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
     (name,) = setting
     with pytest.raises(ConfigError, match=rf"data\.{name} is"):
         TokenizedTextDataModule(**setting)
-    with pytest.raises(ConfigError, match=r"n_tokens is 65; .* reads 64 at most"):
+    with pytest.raises(ConfigError, match=r"data\.n_tokens is 65; .* reads 64 at most"):
         set_up(small_lm, n_tokens=65)
 
 

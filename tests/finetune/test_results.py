@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 from matplotlib.collections import PathCollection
+from pandas import DataFrame
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics
 from lincorr_lightning.finetune.edit_files import RawEdit
-from lincorr_lightning.finetune.figures import outcomes_figure, reference_weights_figure
+from lincorr_lightning.finetune.figures import (
+    outcomes_figure,
+    reference_weights_figure,
+    training_figure,
+)
 from lincorr_lightning.finetune.results import edits_results, finetune_results
 from lincorr_lightning.finetune.verdict import edits_verdict
 from lincorr_lightning.results.results import Results
@@ -175,6 +180,26 @@ def cases_of(n: int) -> list[EditCase]:
 
 def frame(cases: list[EditCase]) -> Any:
     return Table.of("cases", cases, EditCase).frame
+
+
+def test_curves_of_another_relation_have_panels_of_their_own():
+    keys = ("edit_step/leak", "country->language/edit_step/leak", "country->language/probability/a")
+    rows = [(step, 0.1 * step, key) for key in keys for step in (0, 1)]
+    figure = training_figure(DataFrame(rows, columns=["step", "value", "number"]), "a→b", "")
+    panels = [axes for axes in figure.axes if axes.axison]
+    titles = [axes.get_ylabel().replace("\n", " ") for axes in panels]
+    assert titles == [
+        "share of edits",
+        "share of edits, country→language",
+        "share or probability, country→language",
+    ]
+    assert all(axes.get_ylim() == (-0.02, 1.02) for axes in panels)
+
+
+def test_a_number_of_one_step_draws_no_curve():
+    rows = DataFrame([(0, 0.5, "edit_step/leak")], columns=["step", "value", "number"])
+    figure = training_figure(rows, "a→b", "")
+    assert not [line for axes in figure.axes for line in axes.lines]
 
 
 def test_outcomes_are_bars_of_their_shares():

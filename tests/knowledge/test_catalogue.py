@@ -94,10 +94,10 @@ def test_files_build_on_each_other(write):
         ),
         "entities: {realm: {Avalon: {region: South}}}": r"realm\.Avalon\.region.*already given",
         "entities: {realm: {Isle of Apples: {coin: Mark}}}": (
-            r"world\.yaml: knowledge\.realm.* and 'Isle of Apples' of 'Avalon'"
+            r"world\.yaml: knowledge\.realm.*mine\.yaml.* and 'Isle of Apples' of 'Avalon'"
         ),
         "entities: {port: {Tintagel: {realm: Isle of Apples}}}": (
-            r"port\.Tintagel\.realm.*no realm 'Isle of Apples'"
+            r"port\.Tintagel\.realm.*Did you mean 'Avalon'"
         ),
     }.items(),
 )
@@ -113,7 +113,7 @@ def test_unknown_names_get_near_matches(catalogue):
         catalogue.select(["realm", "Region"])
     with pytest.raises(KnowledgeError, match=r"'qqq'\. Known: all, attribute, .*realm"):
         catalogue["qqq"]
-    with pytest.raises(KnowledgeError, match=r"'regio'.*'region'"):
+    with pytest.raises(KnowledgeError, match=r"'realm->regio'.*'regio'.*'region'"):
         catalogue.relation("realm->regio")
 
 

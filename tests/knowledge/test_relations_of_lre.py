@@ -87,7 +87,7 @@ def test_emoji_numbers_and_spaces_of_others_are_read(encoding: str, tmp_path: Pa
     ("changes", "message"),
     [
         ({"name": True}, r"name: must be a text in quotes, not True \(bool\)"),
-        ({"name": "cross language"}, "name: 'cross_language' is already taken by a family"),
+        ({"name": "cross language"}, "name: 'cross_language' names a family"),
         ({"samples": {"a": "b"}}, "samples: must be a list of samples"),
         ({"samples": [{"subject": "a"}]}, r"samples\.0\.object: is missing"),
         ({"prompt_templates": []}, "prompt_templates_zs: is missing"),
