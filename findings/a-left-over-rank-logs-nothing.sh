@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A Trainer on a single device logs nothing if the environment has a RANK above 0, though it says that it is rank 0 of 1
-# and saves checkpoints.
+# A Trainer on a single device logs nothing if the environment has a RANK, LOCAL_RANK or SLURM_PROCID above 0, though it
+# says that it is rank 0 of 1 and saves checkpoints.
 #
 # Versions: torch 2.13.0, lightning 2.6.6.
 # One would guess: RANK counts only for a strategy with several processes, or the run is a rank 1 throughout, that saves
@@ -8,9 +8,10 @@
 # Seen:
 #     RANK=0: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt', '.csv']
 #     RANK=1: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt']
-# and of LOCAL_RANK and SLURM_PROCID the same.
-# Importing lightning reads RANK, LOCAL_RANK and SLURM_PROCID for what runs on rank 0 only; the
-# strategies with several processes set it again, the one for a single device does not.
+#     LOCAL_RANK=1: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt']
+#     SLURM_PROCID=1: the trainer's rank, processes and is_global_zero: 0 1 True; files: ['.ckpt']
+# Importing lightning reads RANK, LOCAL_RANK and SLURM_PROCID for what runs on rank 0 only; the strategies with several
+# processes set it again, the one for a single device does not.
 # Who meets it: whoever starts one probe per worker inside a job of torchrun, Slurm or a cluster that sets RANK.
 set -euo pipefail
 folder=$(mktemp -d)
@@ -49,16 +50,23 @@ trainer = lightning.Trainer(
 trainer.fit(Module(), DataLoader(torch.ones(4, 1), batch_size=1))
 print(trainer.global_rank, trainer.world_size, trainer.is_global_zero)
 """
+
+
+def run(name, rank):
+    """Return the rank, processes and is_global_zero that the trainer says, and the kinds of files that it leaves."""
+    folder = f"{name}{rank}"
+    command = [sys.executable, "-c", program, folder]
+    done = subprocess.run(command, env=os.environ | {name: rank}, capture_output=True, text=True, check=True)
+    files = sorted(path.suffix for path in pathlib.Path(folder).rglob("*") if path.is_file())
+    print(f"{name}={rank}: the trainer's rank, processes and is_global_zero: {done.stdout.strip()}; files: {files}")
+    return done.stdout.split(), files
+
+
+said, files = run("RANK", "0")
+assert said == ["0", "1", "True"] and {".ckpt", ".csv"} <= {*files}, "nothing is logged or saved at all"
 for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
-    seen = {}
-    for rank in ("0", "1"):
-        folder = f"{name}{rank}"
-        command = [sys.executable, "-c", program, folder]
-        run = subprocess.run(command, env=os.environ | {name: rank}, capture_output=True, text=True, check=True)
-        files = sorted(path.suffix for path in pathlib.Path(folder).rglob("*") if path.is_file())
-        seen[rank] = (run.stdout.split(), files)
-        print(f"{name}={rank}: the trainer's rank, processes and is_global_zero: {run.stdout.strip()}; files: {files}")
-    assert seen["0"][0] == seen["1"][0] == ["0", "1", "True"], "the trainer has another rank"
-    assert ".csv" in seen["0"][1] and ".ckpt" in seen["1"][1], "nothing is logged or saved at all"
-    assert ".csv" not in seen["1"][1], f"a left-over {name} logs now"
+    said, files = run(name, "1")
+    assert said == ["0", "1", "True"], "the trainer has another rank"
+    assert ".ckpt" in files, "nothing is saved"
+    assert ".csv" not in files, f"a left-over {name} logs now"
 PYTHON
