@@ -3,16 +3,17 @@
 # `on_train_epoch_start` of the next one, though both were still to come when the checkpoint was written.
 #
 # Versions: torch 2.13.0, lightning 2.6.6.
-# One would guess: whatever the step of the checkpoint, a resumed run calls the hooks that the uninterrupted one had left;
-# what a module does at the start of each epoch, such as resetting a metric, happens at the start of each epoch.
+# One would guess: whatever the step of the checkpoint, a resumed run calls the hooks that the uninterrupted one had
+# left; what a module does at the start of each epoch, such as resetting a metric, happens at the start of each epoch.
 # Seen (epochs of three steps):
 #     whole run:   start 0, 0, 1, 2, end 0, start 1, 0, 1, 2, end 1
 #     from step 1: 1, 2, end 0, start 1, 0, 1, 2, end 1
 #     from step 2: 2, end 0, start 1, 0, 1, 2, end 1
 #     from step 3: 0, 1, 2, end 1
 #     from step 4: 1, 2, end 1
-# Schedulers by epoch are stepped all the same. Who meets it: whoever keeps checkpoints by steps, and resets or reads
-# sums of an epoch in these hooks: the first epoch after a resume then has the numbers of two.
+# Schedulers by epoch are stepped all the same.
+# Who meets it: whoever keeps checkpoints by steps, and resets or reads sums of an epoch in these hooks: the first epoch
+# after a resume then has the numbers of two.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -106,7 +106,7 @@ SMALL_RUNS = {
         "model.learn.epochs=5",
     ),
     "pretraining": SmallRun(
-        "fit", "pretraining", _WORLD, ("s2", "s3", "v1", "e0"), "model.learning_rate=0.001"
+        "fit", "pretraining", _WORLD, ("s3", "s2", "v1", "e0"), "model.learning_rate=0.001"
     ),
     "token geometry": SmallRun("test", "token_geometry", f"{_LM} {_TEXTS} {_GEOMETRY}"),
     "SAEs": SmallRun(

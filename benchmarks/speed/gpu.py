@@ -106,7 +106,7 @@ def parts(lm: str, seconds: float) -> Iterator[Part]:
                 yield Part(name, strategy, about, device, took, *apart, error)
 
 
-def main(lm: str = "tiny-world", seconds: float = 570.0) -> None:
+def main(lm: str = "tiny-world", seconds: float = 470.0) -> None:
     """Measure all parts.
 
     Args:
