@@ -64,11 +64,11 @@ _SHOWN = {
 """Numbers of a pair that tables show, and what they call them."""
 # Numbers of the old map on the new LM that a pair has under their own names; those of a map that is
 # fitted on the new LM itself begin with `refitted_`.
-_OF_OLD = (
+_FROM_OLD_MAP = (
     *("random_label_mean", "same_prompt_label_mean", "excess_over_random", "n_labels"),
     *("influenced_1", "macro_1", "gaussian_states_1", "gaussian_states_macro_1"),
 )
-_OF_REFITTED = ("influenced_1", "macro_1")
+_FROM_REFITTED_MAP = ("influenced_1", "macro_1")
 
 
 class MapResilience(LMStudy):
@@ -153,13 +153,13 @@ class MapResilience(LMStudy):
             if words != words_before:
                 self.layout = replace(self.layout, words={})
                 self.layout_before = replace(self.layout_before, words={})
-            then, now = (
+            labels_before, labels = (
                 {name: one.texts for name, one in layout.domains.items()}
                 for layout in (self.layout_before, self.layout)
             )
-            for name in then | now:
-                sides = then.get(name, []), now.get(name, [])
-                require_same_labels(name, *sides, self.before.config.name_or_path)
+            for name in labels_before | labels:
+                both = labels_before.get(name, []), labels.get(name, [])
+                require_same_labels(name, *both, self.before.config.name_or_path)
         if self.stored is not None:
             self.stored.check_domains(self.layout.domains.values(), self.lm)
         chooses_ridges = self.stored is None and ridge == "auto"
@@ -274,21 +274,21 @@ def _compare(
     old: PairScore, refitted: PairScore, before: float | None, cosines: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the numbers of a pair: each r is a mean over labels, on held-out subjects."""
-    after, again = old["label_mean"], refitted["label_mean"]
-    words, words_again = old["random_label_mean"], refitted["random_label_mean"]
+    after, refitted_r = old["label_mean"], refitted["label_mean"]
+    random_r, refitted_random_r = old["random_label_mean"], refitted["random_label_mean"]
     return {
         "source": old.source,
         "target": old.target,
         "before": before,
         "after": after,
         "difference": None if after is None or before is None else after - before,
-        "refitted": again,
-        "kept": _kept(after, again),
-        **{name: old[name] for name in _OF_OLD},
-        "random_refitted": words_again,
-        "random_kept": _kept(words, words_again),
+        "refitted": refitted_r,
+        "kept": _kept(after, refitted_r),
+        **{name: old[name] for name in _FROM_OLD_MAP},
+        "random_refitted": refitted_random_r,
+        "random_kept": _kept(random_r, refitted_random_r),
         "after_std": old["label_std"],
-        **{f"refitted_{name}": refitted[name] for name in _OF_REFITTED},
+        **{f"refitted_{name}": refitted[name] for name in _FROM_REFITTED_MAP},
         **dict.fromkeys(("cosine", "same_prompt_cosine", "rest_cosine")),
         **cosines,
     }
