@@ -160,5 +160,5 @@ def test_costs_follow_from_the_rates_and_configs() -> None:
     parts = costs.tables()
     assert common.placed(common.all_text(), parts) == common.all_text()
     row, _ = (row for row in parts["costs table"].splitlines() if row.startswith("| probe"))
-    seconds = 2000 * 11 / 6965.5 + 16.06 + 11.19
+    seconds = 2000 * 11 / 6965.5 + 16.06 + 25.06
     assert f" {seconds / 60:.1f} | {seconds / 3600:.2f} |" in row
