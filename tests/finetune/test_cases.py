@@ -152,6 +152,7 @@ def test_numbers_against_one_by_one():
             weights[outcome].append(best)
         if outcome is H:
             causes["imprecise W" if max(column) > best else "low prior"] += 1
+    assert {case.outcome for case in cases} == set(Outcome)
     numbers = case_statistics(cases)
     assert min(causes["imprecise W"], causes["low prior"]) > 0
     assert numbers["causes"] == causes
