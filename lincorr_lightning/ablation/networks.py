@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.ablation.datamodule import PairedCorpus
-from lincorr_lightning.ablation.mappings import MappedLabels
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.errors import require_one_of
 from lincorr_lightning.functional import macro_mean
@@ -146,10 +145,9 @@ class PooledTexts:
             rows = [embedding.rows(tokens) for tokens in self.candidate_tokens]
             head = pad_sequence(rows, batch_first=True).mT.contiguous()
         self.head = head.to(device)
-        n_candidates = torch.tensor([len(tokens) for tokens in self.candidate_tokens])
-        beyond = torch.arange(int(n_candidates.max())) >= n_candidates[:, None, None]
-        mask = torch.zeros(beyond.shape).masked_fill(beyond, -torch.inf).to(device)
-        self.logit_mask = mask if bool(beyond.any()) else None
+        zeros = [torch.zeros(len(tokens)) for tokens in self.candidate_tokens]
+        mask = pad_sequence(zeros, True, -torch.inf)[:, None].to(device)
+        self.logit_mask = mask if bool(mask.any()) else None
         index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
         answers, domain, reference = [], [], []
         for index_of, texts, mappings in zip(index, corpus.texts, corpus.mapped, strict=True):
@@ -277,18 +275,18 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
     per_answer = is_right.mean(2)
     alike = (source[..., :, None] == source[..., None, :]).double()
     words = NearestWords(embedding.stored, embedding.stored.checkpoint.request.name_or_path)
-    by_cosine, by_product = (
-        torch.tensor(
-            [
-                [
-                    _nearest(labels, one.answers[texts.corpus.n_paired :], embedding, whitening)
-                    for labels in row
-                ]
-                for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
-            ]
-        ).double()
-        for whitening in (None, words.whitening.matrix)
-    )
+
+    def is_nearest_right(whitening: Tensor | None) -> Tensor:
+        nearest = []
+        for one, mapped in zip(texts.corpus.texts, texts.corpus.mapped, strict=True):
+            new = list(one.answers[texts.corpus.n_paired :])
+            for labels in mapped:
+                rows = embedding.rows(labels.source_tokens), embedding.rows(labels.domain_tokens)
+                nearest.append(neighbor_weights(*rows, whitening).argmax(0)[new])
+        chosen = torch.stack(nearest).view(*source.shape, 1).to(source.device)
+        return is_right.gather(-1, chosen)[..., 0]
+
+    by_cosine, by_product = map(is_nearest_right, (None, words.whitening.matrix))
     shares = {
         "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1),
         "majority": per_answer.amax(-1),
@@ -299,14 +297,6 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
         "macro_causal_inner_product": by_product.new_tensor(_macro(by_product, target)),
     }
     return {name: share.mean(0).tolist() for name, share in shares.items()}
-
-
-def _nearest(
-    labels: MappedLabels, new: Sequence[int], embedding: TokenEmbedding, whitening: Tensor | None
-) -> list[bool]:
-    source, target = map(embedding.rows, (labels.source_tokens, labels.domain_tokens))
-    best = neighbor_weights(source, target, whitening).argmax(0).numpy()
-    return list(labels.reference[np.arange(len(best)), best][list(new)].tolist())
 
 
 def cases(

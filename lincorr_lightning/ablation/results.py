@@ -21,7 +21,6 @@ from lincorr_lightning.results.table import (
     Table,
     clean,
     column,
-    columns_of,
     history_table,
     number,
     percent,
@@ -147,18 +146,15 @@ def _tables(
     cases: Iterable[Mapping[str, str | bool]],
     history: History,
 ) -> Iterator[Table]:
-    _, headings, all_formats = columns_of(MappingScores)
     yield Table.of(
         "summary",
-        [asdict(scores) for scores in summary],
+        summary,
         _SUMMARY,
         f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, means over "
         "seeds",
         "By answer: mean over answers, as that of the nearest word in the head. Constant answer: "
         "the right one of most new subjects. Paper: vocabulary of Llama-3.",
         headline=True,
-        headings=headings,
-        formats=all_formats,
     )
     yield Table.of("mappings", summary, MappingScores, "Every score of every mapping")
     if history:

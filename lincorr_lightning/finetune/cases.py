@@ -344,23 +344,17 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
     distinct = list(dict.fromkeys(references))
     pairs = set(zip(references, failed.tolist(), strict=True))
     mixed = [each for each in distinct if {(each, True), (each, False)} <= pairs]
-
-    def auroc(rows: list[int]) -> float:
-        return functional.auroc(risks[rows], failed[rows])
-
-    def within(rows: list[int]) -> float:
-        return functional.auroc_within(risks[rows], failed[rows], [references[i] for i in rows])
-
+    everyone = list(range(len(cases)))
     scores: dict[str, float | None] = {}
-    for name, units, statistic in (
-        ("auroc", distinct, auroc),
-        ("auroc_within", mixed, within),
+    for name, units, groups in (
+        ("auroc", distinct, [""] * len(cases)),
+        ("auroc_within", mixed, references),
     ):
-        value = statistic(list(range(len(cases))))
-        without = [
-            statistic([i for i, other in enumerate(references) if other != reference])
-            for reference in units
-        ]
+        rows_without = [[i for i in everyone if references[i] != unit] for unit in units]
+        value, *without = (
+            functional.auroc_within(risks[rows], failed[rows], [groups[i] for i in rows])
+            for rows in (everyone, *rows_without)
+        )
         low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
         # min and max keep their first argument where it is NaN.
         ends = {f"{name}_low": max(low, 0.0), f"{name}_high": min(high, 1.0)}

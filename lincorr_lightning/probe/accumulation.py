@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,32 +30,30 @@ class HalfMoments(nn.Module):
         self.layout = layout
         columns = layout.n_columns, layout.blocks
         labels = layout.n_labels, layout.label_blocks
-        self.fit, self.test = (JointMoments(*columns, **options) for _ in range(2))
-        self.trying = JointMoments(*labels, **options) if chooses_ridges else None
-        self.judging = JointMoments(*labels, **options) if chooses_ridges else None
+        self.test = JointMoments(*columns, **options)
+        parts = [columns, labels, labels] if chooses_ridges else [columns]
+        #: The parts of `FitMoments`.
+        self.fit: Any = nn.ModuleList(JointMoments(*part, **options) for part in parts)
 
     def reset(self, half: Half) -> None:
         """Forget the rows of a half."""
-        for metric in [self.test] if half == "test" else [self.fit, self.trying, self.judging]:
-            if metric is not None:
-                metric.reset()
+        for metric in [self.test] if half == "test" else self.fit:
+            metric.reset()
 
     def add(self, half: Half, rows: Tensor, first: int) -> None:
         """Add rows of a half as they are read, ``(n_subjects, n_read)``, from position `first`."""
         if half == "test":
             self.test.update(*self.layout.with_permuted(rows))
-        elif self.trying is None or self.judging is None:
-            self.fit.update(*self.layout.with_permuted(rows))
-        else:
-            trying, judging = split_rows(rows, first)
-            self.trying.update(rows[trying, : self.layout.n_labels])
-            self.judging.update(rows[judging, : self.layout.n_labels])
-            self.fit.update(*self.layout.with_permuted(rows, trying, judging))
+            return
+        every, *of_ridges = self.fit
+        groups = split_rows(rows, first) if of_ridges else ()
+        for metric, group in zip(of_ridges, groups, strict=True):
+            metric.update(rows[group, : self.layout.n_labels])
+        every.update(*self.layout.with_permuted(rows, *groups))
 
     def gather_fit(self) -> FitMoments:
         """Return what maps are fitted on, of all ranks, which must all call it."""
-        parts = [self.fit, self.trying, self.judging]
-        return FitMoments(*(metric.gather() for metric in parts if metric is not None))
+        return FitMoments(*(metric.gather() for metric in self.fit))
 
 
 class ProbeSums(HalfMoments):
@@ -63,7 +61,7 @@ class ProbeSums(HalfMoments):
 
     def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:
         super().__init__(layout, chooses_ridges, **options)
-        self.instancewise = nn.ModuleList(
+        self.instancewise: Any = nn.ModuleList(
             InstancewisePearson(layout.target_sizes(s), **options) for s in layout.sources
         )
         self.kept: list[Tensor] = []
@@ -73,7 +71,7 @@ class ProbeSums(HalfMoments):
         if half == "test":
             self.kept.clear()
             for metric in self.instancewise:
-                cast(InstancewisePearson, metric).reset()
+                metric.reset()
 
     def fit_maps(self, ridge: Ridge) -> FittedMaps:
         """Fit the maps, and forget the rows of the fit half but for what scores need.
@@ -103,14 +101,14 @@ class ProbeSums(HalfMoments):
         self.add("test", rows, first)
         predictions = fitted.to(rows.device).predictions(rows)
         for metric, (_, predicted, y) in zip(self.instancewise, predictions, strict=True):
-            cast(InstancewisePearson, metric).update(predicted, y)
+            metric.update(predicted, y)
 
     def instance_r(self) -> dict[Pair, float]:
         """Return the mean instance-wise r of each pair, over all ranks, which must all call it."""
         instance: dict[Pair, float] = {}
         for source, metric in zip(self.layout.sources, self.instancewise, strict=True):
             # torchmetrics squeezes the result of a source with a single target
-            means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
+            means = metric.compute().reshape(-1).tolist()
             targets = self.layout.targets[source]
             instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
         return instance
