@@ -9,7 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoTokenizer, Trainer
 
 from lincorr_lightning.linear_map.artifact import LinearMap, PairMap
 from lincorr_lightning.linear_map.weights import LabelSet
@@ -66,29 +66,6 @@ def hugging_face(small_lm: str, tmp_path: Path) -> Callable[..., Trainer]:
     """Train the small LM on sentences, or on given rows, in a Trainer of Hugging Face."""
 
     def train(*callbacks: Any, rows: Any = None, **options: Any) -> Trainer:
-        module = naive.Module(small_lm)
-        rows = naive.sentences(small_lm).dataset if rows is None else rows
-        data = [{"input_ids": row, "labels": row} for row in rows]
-        settings = {
-            "per_device_train_batch_size": 2,
-            "num_train_epochs": 2,
-            "learning_rate": 1e-2,
-            "report_to": [],
-            "save_strategy": "no",
-            "use_cpu": True,
-            "seed": 1,
-            "disable_tqdm": True,
-            "logging_strategy": "no",
-        }
-        trainer = Trainer(
-            module.backbone,
-            TrainingArguments(str(tmp_path / "out"), **settings | options),
-            train_dataset=data,
-            eval_dataset=data[:2],
-            processing_class=module.tokenizer,
-            callbacks=list(callbacks),
-        )
-        trainer.train()
-        return trainer
+        return naive.train_by_hugging_face(small_lm, tmp_path / "out", callbacks, rows, **options)
 
     return train

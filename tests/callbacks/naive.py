@@ -8,7 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
@@ -205,6 +205,36 @@ def sentences(folder: str, batch_size: int = 2, shuffle: bool = False, n: int = 
     texts = [f"name{i} lives in the city of {CITIES[(5 * i + 2) % 12]}" for i in range(n)]
     rows = tokenizer(texts, return_tensors="pt")["input_ids"]
     return DataLoader(rows, batch_size=batch_size, shuffle=shuffle)
+
+
+def train_by_hugging_face(
+    folder: str, out: Any, callbacks: Sequence[Any], rows: Any = None, **options: Any
+) -> Trainer:
+    """Train on sentences, or on given rows, in a Trainer of Hugging Face."""
+    module = Module(folder)
+    rows = sentences(folder).dataset if rows is None else rows
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    settings = {
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "seed": 1,
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+    }
+    trainer = Trainer(
+        module.backbone,
+        TrainingArguments(str(out), **settings | options),
+        train_dataset=data,
+        eval_dataset=data[:2],
+        processing_class=module.tokenizer,
+        callbacks=list(callbacks),
+    )
+    trainer.train()
+    return trainer
 
 
 class Loop:

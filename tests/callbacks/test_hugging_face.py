@@ -4,14 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    EarlyStoppingCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
@@ -157,19 +150,8 @@ def test_evaluations_are_of_the_weights_they_evaluate(own_map, hugging_face, whe
 
 def _train_in_two(rank, folder, out):
     del rank
-    module = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = tokenizer(["name1 lives in the city of Paris"] * 4, return_tensors="pt")["input_ids"]
-    watch = GradientCorrelation("city->country", subjects=SUBJECTS)
-    Trainer(
-        module,
-        TrainingArguments(
-            out, max_steps=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
-        ),
-        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-        processing_class=tokenizer,
-        callbacks=[HuggingFaceCallback(watch)],
-    ).train()
+    watch = HuggingFaceCallback(GradientCorrelation("city->country", subjects=SUBJECTS))
+    naive.train_by_hugging_face(folder, out, [watch], max_steps=1)
 
 
 def test_two_processes_share_the_folder_of_the_first(small_lm, tmp_path):

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError
+from lincorr_lightning.errors import CheckpointError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter, save_merged
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -108,8 +108,3 @@ def test_edits_side_by_side_are_edits_one_at_a_time(finetune):
     torch.testing.assert_close(eight.logits, alone.logits, atol=1e-9, rtol=1e-7)
     for name in ("source_learned", "hallucinated", "gradient_correlation", "probability_reference"):
         assert eight.results[name] == pytest.approx(alone.results[name], rel=1e-6, abs=1e-9), name
-
-
-def test_gradients_of_edits_side_by_side_are_not_clipped_together(finetune):
-    with pytest.raises(ConfigError, match=r"gradient_clip_val must be null"):
-        finetune(trainer={"gradient_clip_val": 0.1}, method="lora")

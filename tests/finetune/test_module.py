@@ -316,5 +316,7 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
     refused("1 independent edits, and not on EditBatch", training=EditTraining(protocol="joint"))
     refused("1 independent edits", training=EditTraining(edits_per_step=3))
     refused("bf16-true.*bf16-mixed", trainer={"precision": "bf16-true"}, method="lora")
+    clipped = {"gradient_clip_val": 0.1}  # of edits that are trained side by side
+    refused("gradient_clip_val must be null", trainer=clipped, method="lora")
     refused("weights are in float16", dtype="float16")
     refused("weights are in bfloat16", lm=str(tmp_path / "half"), dtype="auto")
