@@ -28,13 +28,10 @@ LABELS = [
     LabelSet("country", "{} lives in the country of", COUNTRIES, [5, 4]),
 ]
 RNG = np.random.default_rng(0)
+SHAPES = {"city->country": (2, 3), "country->city": (3, 2)}
 MAPS = {
-    "city->country": PairMap(
-        *map(torch.from_numpy, (RNG.normal(size=(2, 3)), RNG.normal(size=2))), 0.0
-    ),
-    "country->city": PairMap(
-        *map(torch.from_numpy, (RNG.normal(size=(3, 2)), RNG.normal(size=3))), 31.6
-    ),
+    pair: PairMap(*(torch.from_numpy(RNG.normal(size=part)) for part in (shape, shape[0])), ridge)
+    for (pair, shape), ridge in zip(SHAPES.items(), (0.0, 31.6), strict=True)
 }
 
 

@@ -19,6 +19,7 @@ from lincorr_lightning.linear_map.scores import score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import fit_layout
 from tests.nearness import causal_nearness
 from tests.probe.test_module import run_probe
+from tests.toys import mean_r
 
 WIDTH, N_SOURCE, N_TARGET, RIDGE = 48, 30, 6, 20.0
 SOURCE, TARGET, WORDS = range(30), range(30, 36), range(36, 66)
@@ -225,10 +226,9 @@ def test_spreads_over_labels_and_over_subjects_add_up() -> None:
 def test_the_map_of_the_vocabulary(world: World) -> None:
     other = world.map_between(("a", SOURCE), ("a", TARGET))
     predicted = other.predict(world.logits("a", SOURCE)[400:])
-    true = world.logits("b", TARGET)[400:]
-    r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, true.T, strict=True)]
+    r = mean_r(predicted, world.logits("b", TARGET)[400:])
     entry = world.score.to_json()
-    assert entry["baselines"]["same_prompt_map"] == pytest.approx(np.mean(r), abs=1e-9)
+    assert entry["baselines"]["same_prompt_map"] == pytest.approx(r, abs=1e-9)
     w, rest = world.weight.ravel(), world.weight - other.coef_
     assert entry["decomposition"] == pytest.approx(
         {
