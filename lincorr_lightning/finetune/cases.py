@@ -350,10 +350,10 @@ def _forecast_scores(cases: Sequence[EditCase]) -> dict[str, float | None]:
         ("auroc", distinct, [""] * len(cases)),
         ("auroc_within", mixed, references),
     ):
-        rows_without = [[i for i in everyone if references[i] != unit] for unit in units]
+        rows_without = ([i for i in everyone if references[i] != unit] for unit in units)
         value, *without = (
             functional.auroc_within(risks[rows], failed[rows], [groups[i] for i in rows])
-            for rows in (everyone, *rows_without)
+            for rows in chain([everyone], rows_without)
         )
         low, high = jackknife_interval(value, torch.tensor(without, dtype=torch.float64))
         # min and max keep their first argument where it is NaN.
