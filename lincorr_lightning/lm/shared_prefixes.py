@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ class PromptTree(NamedTuple):
     """Prompts as paths from a root."""
 
     token_ids: list[int]  #: Token of each node, depth first.
-    parents: tuple[int, ...]  #: Parent of each node, -1 for a root; a parent precedes its children.
+    parents: list[int]  #: Parent of each node, -1 for a root; a parent precedes its children.
     ends: list[tuple[int, int]]  #: Pairs of a prompt's index and the node at which it ends.
 
 
@@ -53,31 +54,22 @@ def grow_trees(
     `rows` has the token ids of each prompt, not empty, by its index; a prompt that is longer than
     `max_nodes` is a tree of its own.
     """
-    token_ids: list[int] = []
-    parents: list[int] = []
-    ends: list[tuple[int, int]] = []
+    tree = PromptTree([], [], [])
     path: list[int] = []  # nodes of the previous prompt
     for row, index in sorted((list(row), index) for index, row in rows.items()):
-        shared = 0
-        for node, token in zip(path, row, strict=False):
-            if token_ids[node] != token:
-                break
-            shared += 1
-        if ends and len(token_ids) + len(row) - shared > max_nodes:
-            yield PromptTree(token_ids, tuple(parents), ends)
-            token_ids = []
-            parents = []
-            ends = []
-            path = []
+        shared = len(commonprefix([[tree.token_ids[node] for node in path], row]))
+        if tree.ends and len(tree.token_ids) + len(row) - shared > max_nodes:
+            yield tree
+            tree = PromptTree([], [], [])
             shared = 0
         del path[shared:]
         for token in row[shared:]:
-            parents.append(path[-1] if path else -1)
-            path.append(len(token_ids))
-            token_ids.append(token)
-        ends.append((index, path[-1]))
-    if ends:
-        yield PromptTree(token_ids, tuple(parents), ends)
+            tree.parents.append(path[-1] if path else -1)
+            path.append(len(tree.token_ids))
+            tree.token_ids.append(token)
+        tree.ends.append((index, path[-1]))
+    if tree.ends:
+        yield tree
 
 
 @lru_cache(maxsize=256)
@@ -110,7 +102,7 @@ def pack_trees(
     depths = torch.zeros(len(trees), length, dtype=torch.long)
     for row, tree in enumerate(trees):
         n = len(tree.parents)
-        sees[row, :n, :n], depths[row, :n] = _shape(tree.parents)
+        sees[row, :n, :n], depths[row, :n] = _shape(tuple(tree.parents))
     hidden = heads.to_device(~sees, device)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return {
