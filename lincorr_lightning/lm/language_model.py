@@ -637,7 +637,7 @@ class LanguageModel(nn.Module):
         for length in shared_prefixes.lengths_in(config):
             if n <= length < longest and not self._batches.is_uniform(length):
                 rows = [probe, (list(probe) * length)[: length + 1]]
-                ids, mask = (part.to(self.model.device) for part in self._encoder.pad(rows))
+                ids, mask = self.pad(rows)
                 beside, alone = (
                     heads.call_model(self.model, i, attention_mask=m).logits[0, :n, tokens].double()
                     for i, m in ((ids, mask), (ids[:1, :n], mask[:1, :n]))
@@ -657,12 +657,9 @@ class LanguageModel(nn.Module):
         head = heads.head_of(self.model)
         ids = torch.tensor([list(probe)], device=self.model.device)
         assert head is not None
-        handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
-        try:
-            with self._reading(), modes.float32_forward(self.model, head):
-                heads.read_states(self.model, ids, ids.new_tensor([0]))
-        finally:
-            handle.remove()
+        hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+        with hook, self._reading(), modes.float32_forward(self.model, head):
+            heads.read_states(self.model, ids, ids.new_tensor([0]))
         return seen != [torch.float32]
 
     def has_logits_of(self, other: LanguageModel) -> bool:

@@ -158,26 +158,22 @@ def float32_forward(model: "PreTrainedModel", skip: nn.Module | None = None) -> 
             parameter = widened.pop()
             parameter.data = originals.pop(parameter)
 
-    handles = []
     head = head_of(model)
-    for module in _units(model, skip):
-        half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
-        # Some LMs round states to the dtype of their head before they call it.
-        module = model if module is head else module
-        if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
-            handles.append(module.register_forward_hook(lambda _, args, output: output.float()))
-        elif half:
-            widened: list[nn.Parameter] = []
-            handles.append(module.register_forward_pre_hook(partial(widen, half, widened)))
-            handles.append(
-                module.register_forward_hook(partial(restore, widened), always_call=True)
-            )
-    try:
+    with ExitStack() as stack:
+        stack.callback(lambda: restore(list(originals)))
+        for module in _units(model, skip):
+            half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
+            # Some LMs round states to the dtype of their head before they call it.
+            module = model if module is head else module
+            if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
+                hook = module.register_forward_hook(lambda _, args, output: output.float())
+                stack.enter_context(hook)
+            elif half:
+                widened: list[nn.Parameter] = []
+                before, after = partial(widen, half, widened), partial(restore, widened)
+                stack.enter_context(module.register_forward_pre_hook(before))
+                stack.enter_context(module.register_forward_hook(after, always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        restore(list(originals))
 
 
 def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
