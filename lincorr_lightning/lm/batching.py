@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from torch import distributed
@@ -31,29 +32,20 @@ def oom_reason(error: BaseException) -> str | None:
     return None
 
 
+@dataclass
 class MicroBatches:
-    """Runs a function on rows of unequal length, in batches of similar length.
+    """Runs a function on rows of unequal length, in batches of similar length."""
 
-    Args:
-        tokens_per_forward: Maximum tokens of a batch, padding included; a longer row is one alone.
-            None starts with a size that suits the device, and halves it when memory runs out.
-        width: Hidden size of the LM; None if unknown.
-        uniform_from: Length from which positions depend on the longest row of a batch, so that rows
-            as long are batched with rows of their length alone; None if they never do.
-    """
-
-    def __init__(
-        self,
-        tokens_per_forward: int | None = None,
-        width: int | None = None,
-        uniform_from: int | None = None,
-    ) -> None:
-        self.uniform_from = uniform_from
-        self.fixed = tokens_per_forward
-        self.width = width
-        self.adapted: int | None = None
-        # Type of the devices of ranks that share the LM, all of which must run equally often.
-        self.shared_on: str | None = None
+    fixed: int | None = None
+    """Maximum tokens of a batch, padding included; a longer row is one alone. None starts with a
+    size that suits the device, and halves it when memory runs out."""
+    width: int | None = None  #: Hidden size of the LM; None if unknown.
+    uniform_from: int | None = None
+    """Length from which positions depend on the longest row of a batch, so that rows as long are
+    batched with rows of their length alone; None if they never do."""
+    adapted: int | None = None  #: The halved size.
+    shared_on: str | None = None
+    """Type of the devices of ranks that share the LM, all of which must run equally often."""
 
     def is_uniform(self, length: int) -> bool:
         """Return whether rows of a length can only be batched with rows of the same length."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,7 @@ PAD_ID = 0
 it would shift absolute positions, and recurrent LMs would read it."""
 
 
+@dataclass
 class PromptEncoder:
     """Converts prompts to token ids.
 
@@ -37,27 +39,20 @@ class PromptEncoder:
     Before the prompt stands the text `lead_in`; that of a chat has the special tokens itself.
     """
 
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        vocab_size: int | None = None,
-        max_length: int | None = None,
-        add_bos: bool | None = None,
-        lead_in: str = "",
-        is_chat: bool = False,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.lead_in = lead_in
-        self.is_chat = is_chat
-        self.vocab_size = vocab_size
-        self.max_length = max_length
-        bos = tokenizer.bos_token_id
-        if add_bos and bos is None:
-            raise LanguageModelError(
-                f"lm.add_bos is true, but {tokenizer.name_or_path} has no BOS token. Set null."
-            )
-        self.prefix = [] if add_bos is False else _own_prefix(tokenizer)
-        if add_bos and bos not in self.prefix:
+    tokenizer: "PreTrainedTokenizerBase"
+    vocab_size: int | None = None
+    max_length: int | None = None
+    add_bos: bool | None = None
+    lead_in: str = ""
+    is_chat: bool = False
+
+    def __post_init__(self) -> None:
+        bos = self.tokenizer.bos_token_id
+        if self.add_bos and bos is None:
+            name = self.tokenizer.name_or_path
+            raise LanguageModelError(f"lm.add_bos is true, but {name} has no BOS token. Set null.")
+        self.prefix = [] if self.add_bos is False else _own_prefix(self.tokenizer)
+        if self.add_bos and bos not in self.prefix:
             self.prefix = [bos]
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:

@@ -7,6 +7,7 @@ and ``r = 1`` changes nothing (Laptev et al., 2025, arXiv 2502.03032).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -158,39 +159,39 @@ def text_losses(lm: LanguageModel, rows: Rows, context: RowsContext | None = Non
     return losses
 
 
+@dataclass
 class BlockActivations:
     """Activations of the counted tokens of texts; those of a block are read once for all steps."""
 
-    def __init__(self, lm: LanguageModel, hook_points: Sequence[HookPoint]) -> None:
-        self._lm = lm
-        self._hook_points = hook_points
-        self._block: int | None = None
-        self.block = torch.empty(0)
-        """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
+    lm: LanguageModel
+    hook_points: Sequence[HookPoint]
+    number: int | None = None  #: Number of the block that was read last.
+    block: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
 
     def read(self, step: TokenStep) -> Tensor:
         """Return the activations of a step's tokens in their order, as `block`."""
-        if step.block != self._block:
+        if step.block != self.number:
             self.block = torch.empty(0)  # frees the last block's memory first
             self.block = self._read(step.texts)
-            self._block = step.block
+            self.number = step.block
         return self.block[:, step.positions]
 
     def _read(self, texts: TokenRows) -> Tensor:
-        model = self._lm.model
+        model = self.lm.model
         counted = texts.counted.cpu()
         slots = counted.flatten().cumsum(0).view_as(counted) - 1
-        shape = (len(self._hook_points), int(counted.sum()), width_of(model))
+        shape = (len(self.hook_points), int(counted.sum()), width_of(model))
         out = torch.empty(shape, dtype=model.dtype, device=model.device)
 
         def write(forward: Forward) -> None:
             longest = forward.ids.shape[1]
             mask = counted[forward.cases, :longest]
             slot = slots[forward.cases, :longest][mask].to(out.device)
-            for i, hook_point in enumerate(self._hook_points):
+            for i, hook_point in enumerate(self.hook_points):
                 out[i, slot] = forward.at[hook_point][mask.to(out.device)].to(out)
 
-        run_with_hooks(self._lm, rows_of(texts), write, hook_points=self._hook_points, logits=False)
+        run_with_hooks(self.lm, rows_of(texts), write, hook_points=self.hook_points, logits=False)
         return out
 
 
