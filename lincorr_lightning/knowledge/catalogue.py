@@ -94,16 +94,16 @@ class Catalogue(dict[str, Knowledge]):
             reference = {identity: frozenset({identity}) for identity in shared}
         return reference or None
 
-    def _facts_of(self, source: Knowledge) -> dict[str, Mapping[str, tuple[str, ...]]]:
-        entities = self._entities.get(source.kind, {})
-        return {name: entities[name].facts for name in source.canonical if name in entities}
-
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
         if source.alike not in (None, target.kind):
             return {}
         answers = frozenset(target.canonical)
-        facts = self._facts_of(source).items()
-        known = {name: answers & {*by_kind.get(target.kind, ())} for name, by_kind in facts}
+        entities = self._entities.get(source.kind, {})
+        known = {
+            name: answers & {*entities[name].facts.get(target.kind, ())}
+            for name in source.canonical
+            if name in entities
+        }
         return {name: right for name, right in known.items() if right}
 
 
