@@ -13,7 +13,7 @@ from lincorr_lightning.data.loaders import make_loader
 from lincorr_lightning.distributed import batch_edges, gather, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import SubjectKind, count_subjects, sample_subjects
+from lincorr_lightning.lm.vocabulary import SubjectKind, sample_subjects, sample_up_to
 from lincorr_lightning.study import StudyData
 
 Half = Literal["fit", "test"]
@@ -124,7 +124,8 @@ class SubjectsDataModule(StudyData):
         tokenizer = self.language_model.tokenizer
         words, kind = (self.hparams[name] for name in ("words_per_subject", "subject_kind"))
         if n is None:
-            n = min(10_000, count_subjects(tokenizer, words, kind))  # the paper's number at most
+            # The paper's number at most.
+            return sample_up_to(tokenizer, 10_000, seed=seed, kind=kind, words_per_subject=words)
         return sample_subjects(tokenizer, n, words, seed, kind)
 
     def _batches(self, half: Half, subjects: Sequence[str] | None = None) -> list[SubjectBatch]:

@@ -95,11 +95,10 @@ class TextBlocks(Dataset[TokenStep]):
             for epoch in range(-(-needed // int(counts.sum())))
         ]
         self._order = np.concatenate(orders)
-        ends = counts[self._order].cumsum()
+        ends = np.append(0, counts[self._order].cumsum())
         self._starts = [0]
         for _ in range(self.n_blocks):
-            done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
-            self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
+            self._starts.append(int(np.searchsorted(ends, ends[self._starts[-1]] + size)))
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 
     def __len__(self) -> int:

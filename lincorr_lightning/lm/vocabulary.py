@@ -68,13 +68,6 @@ def _decode_usable(
     return tuple(strings)
 
 
-def count_subjects(
-    tokenizer: PreTrainedTokenizerBase, words_per_subject: int = 1, kind: SubjectKind = "any"
-) -> int:
-    """Return how many subjects `sample_subjects` can sample."""
-    return _count(_parts(tokenizer, words_per_subject, kind))
-
-
 def sample_subjects(
     tokenizer: PreTrainedTokenizerBase,
     n: int,
@@ -148,10 +141,11 @@ def sample_up_to(
     excluding: Collection[str] = (),
     seed: int = 0,
     kind: SubjectKind = "any",
+    words_per_subject: int = 1,
 ) -> list[str]:
     """Sample up to n subjects as `sample_subjects` does, without those of `excluding`."""
     excluded = set(excluding)
-    parts = _parts(tokenizer, 1, kind)
+    parts = _parts(tokenizer, words_per_subject, kind)
     sample = _draw(parts, min(n + len(excluded), _count(parts)), seed)
     return [subject for subject in sample if subject not in excluded][:n]
 
