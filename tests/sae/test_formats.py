@@ -107,12 +107,6 @@ _SAELENS: dict[str, tuple[dict[str, Any], dict[str, Tensor], Encode, Tensor]] = 
     "standard": ({}, {}, _relu, W_DEC),
     "finetuned": ({}, {"scaling_factor": FACTOR}, _relu, W_DEC * FACTOR[:, None]),
     "jumprelu": ({"architecture": "jumprelu"}, {"threshold": THRESHOLD}, _jump, W_DEC),
-    "jumprelu in training": (
-        {"architecture": "jumprelu"},
-        {"log_threshold": THRESHOLD.log()},
-        _jump,
-        W_DEC,
-    ),
     "gated": (
         {"architecture": "gated"},
         {"r_mag": R_MAG, "b_gate": B_GATE, "b_mag": B_MAG},
@@ -131,12 +125,6 @@ _SAELENS: dict[str, tuple[dict[str, Any], dict[str, Tensor], Encode, Tensor]] = 
         {},
         _top_k,
         W_DEC,
-    ),
-    "topk, rescaled": (
-        {"architecture": "topk", "k": K, "rescale_acts_by_decoder_norm": True},
-        {},
-        lambda x: _largest(_pre(x) * NORM),
-        W_DEC / NORM[:, None],
     ),
 }
 
@@ -361,15 +349,9 @@ def test_sparsify_transcoder_that_only_its_run_names(tmp_path: Path) -> None:
 
 _B_DEC = {"b_dec": B_DEC}
 _K = {"k": torch.tensor(K, dtype=torch.int), "threshold": torch.tensor(0.4)}
-_GATES = {"decoder_bias": B_DEC, "r_mag": R_MAG, "gate_bias": B_GATE, "mag_bias": B_MAG}
 _CLASSES: dict[str, tuple[dict[str, Tensor], Encode]] = {
     "AutoEncoder": (LINEAR | {"bias": B_DEC}, lambda x: _relu(x - B_DEC)),
     "AutoEncoderNew": (LINEAR | {"decoder.bias": B_DEC}, _relu),
-    "GatedAutoEncoder": (
-        {key: part for key, part in (LINEAR | _GATES).items() if key != "encoder.bias"},
-        lambda x: _gated(x - B_DEC),
-    ),
-    "JumpReluAutoEncoder": (PARAMETERS | {"threshold": THRESHOLD}, _jump),
     "AutoEncoderTopK": (LINEAR | _B_DEC | _K, lambda x: _top_k(x - B_DEC)),
     "BatchTopKSAE": (LINEAR | _B_DEC | _K, lambda x: _jump(x - B_DEC, 0.4)),
     "MatryoshkaBatchTopKSAE": (

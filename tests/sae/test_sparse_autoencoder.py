@@ -1,6 +1,5 @@
 """The SAE against formulas written out in numpy, folding, its folder and its errors."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +126,6 @@ def test_what_is_saved_comes_back(activation: str, tmp_path: Path) -> None:
 CONFIG, TENSORS = "config.json", "sparse_autoencoder.safetensors"
 
 
-def _damage(folder: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
-    (folder / name).write_bytes(damage((folder / name).read_bytes()))
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
@@ -143,7 +138,8 @@ def _damage(folder: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
 )
 def test_a_damaged_folder(name: str, damage: Any, message: str, tmp_path: Path) -> None:
     SparseAutoencoder(**_parts("relu")).float().save(tmp_path)
-    _damage(tmp_path, name, damage)
+    path = tmp_path / name
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(SparseAutoencoderError, match=message):
         SparseAutoencoder.from_pretrained(tmp_path)
 
