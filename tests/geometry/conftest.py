@@ -1,8 +1,7 @@
 """Texts of the small LM's words, and the numbers of their clouds by numpy and scipy."""
 
 import json
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +11,6 @@ import torch
 from scipy.optimize import brentq
 from scipy.spatial.distance import cdist
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from tests.toys import quiet_trainer
 
 N_TOKENS, N_TEXTS = 16, 10
 CORPORA = ("one", "two", "three", "four", "five")
@@ -84,8 +81,3 @@ def texts(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleName
     return SimpleNamespace(
         path=str(path), tokens=tokens, corpora=[r["corpus"] for r in rows if len(r["text"]) > 20]
     )
-
-
-@pytest.fixture
-def make_trainer(tmp_path: Path) -> Any:
-    return partial(quiet_trainer, tmp_path)

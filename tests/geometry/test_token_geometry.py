@@ -19,20 +19,18 @@ from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.lm.config import LMConfig
 from tests.geometry.conftest import naive_dimension, naive_overlap, naive_states
-from tests.toys import read_table
+from tests.toys import quiet_trainer, read_table
 
 SCALINGS = [2, 4]
 KS = [1, 2, 5]
 LEVELS = [0, 1, 2]
 
 
-def run(small_lm, path, trainer, data=None, **options):
+def run(lm, path, folder, n_texts=None, **options):
     settings = {"shuffles": LEVELS, "range_scalings": SCALINGS, "ks": KS} | options
-    study = TokenGeometry(LMConfig(small_lm), **settings)
-    data = TokenizedTextDataModule(
-        study.lm, path, **{"n_tokens": 16, "batch_size": 3} | (data or {})
-    )
-    trainer.test(study, datamodule=data, verbose=False)
+    study = TokenGeometry(lm, **settings)
+    data = TokenizedTextDataModule(study.lm, path, n_tokens=16, batch_size=3, n_texts=n_texts)
+    quiet_trainer(folder).test(study, datamodule=data, verbose=False)
     return study
 
 
@@ -163,7 +161,7 @@ def test_the_figure_has_the_means(finished):
         assert np.array(curves) == pytest.approx(cube(profiles, key).mean(0))
 
 
-def test_any_dataloader_will_do_without_a_logger(finished, small_lm, texts, make_trainer):
+def test_any_dataloader_will_do_without_a_logger(finished, small_lm, texts, tmp_path):
     """Prompts may come from anywhere, in any batches, as long as they are in `TokenBatch`es."""
     profiles, *_ = finished
     tokens = torch.tensor(texts.tokens)
@@ -173,7 +171,7 @@ def test_any_dataloader_will_do_without_a_logger(finished, small_lm, texts, make
         for i in (0, 4)
     ]
     study = TokenGeometry(LMConfig(small_lm), LEVELS, SCALINGS, KS)
-    trainer = make_trainer(logger=False)
+    trainer = quiet_trainer(tmp_path, logger=False)
     trainer.test(study, DataLoader(batches, batch_size=None), verbose=False)
     assert study.profiles.prompts["prompt"].tolist()[::3] == names
     found = study.profiles.layers.drop(columns="prompt")
@@ -183,10 +181,10 @@ def test_any_dataloader_will_do_without_a_logger(finished, small_lm, texts, make
     assert float(trainer.callback_metrics["test/loss"]) == pytest.approx(loss, rel=1e-6)
 
 
-def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
+def test_one_prompt_and_one_layer_are_enough(texts, tmp_path, make_lm):
     """No correlation, no overlap, and no crash."""
-    folder = str(make_lm(tmp_path / "lm", num_hidden_layers=1))
-    study = run(folder, texts.path, make_trainer(), {"n_texts": 1})
+    lm = LMConfig(str(make_lm(tmp_path / "lm", num_hidden_layers=1)))
+    study = run(lm, texts.path, tmp_path, n_texts=1)
     assert cube(study.profiles, "overlap k=2").size == 0
     assert all(row["pearson"] is None for row in study.results.values["dimension_loss"])
     for figure in study.results.figures:
@@ -206,9 +204,9 @@ def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make
         ({"shuffles": [1, 1]}, r"model\.shuffles is \[1, 1\]"),
     ],
 )
-def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, message):
+def test_settings_that_do_not_fit(small_lm, texts, tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        run(small_lm, texts.path, make_trainer(), **options)
+        run(LMConfig(small_lm), texts.path, tmp_path, **options)
 
 
 @pytest.mark.parametrize(
@@ -219,13 +217,11 @@ def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, messag
         ("model.norm.weight", 1e200, "hidden states of layer 2"),
     ],
 )
-def test_extreme_states_are_named(weight, value, name, texts, make_lm, make_trainer, tmp_path):
+def test_extreme_states_are_named(weight, value, name, texts, make_lm, tmp_path):
     folder = make_lm(tmp_path / "lm", architecture="llama", dtype="float64")
     path = folder / "model.safetensors"
     weights = {key: tensor.double() for key, tensor in load_file(path).items()}
     weights[weight][3] = value
     save_file(weights, path, {"format": "pt"})
-    study = TokenGeometry(LMConfig(str(folder), dtype="auto"), range_scalings=SCALINGS, ks=KS)
-    data = TokenizedTextDataModule(study.lm, texts.path, n_tokens=16)
     with pytest.raises(NonFiniteError, match=f"the {name} of the LM .* for prompt .*texts"):
-        make_trainer().test(study, datamodule=data)
+        run(LMConfig(str(folder), dtype="auto"), texts.path, tmp_path)

@@ -6,8 +6,8 @@ from torch import nn
 from lincorr_lightning.lm.encoding import PromptEncoder
 from lincorr_lightning.lm.fingerprint import (
     fingerprint_config,
-    fingerprint_tensors,
     fingerprint_tokenizer,
+    fingerprint_weights,
 )
 from tests.lm.small_lms import ARCHITECTURES, config_of, small_tokenizer
 
@@ -21,10 +21,6 @@ class Weights(nn.Module):
             self.tied = self.p0
         self.register_buffer("kept", torch.arange(3.0))
         self.register_buffer("passing", torch.randn(2), persistent=False)
-
-
-def fingerprint_weights(module: nn.Module) -> str:
-    return fingerprint_tensors(module.state_dict())
 
 
 def one_ulp(tensor: torch.Tensor, index: int) -> torch.Tensor:
