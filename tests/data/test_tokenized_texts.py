@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +20,8 @@ def words(n: int, start: int = 0) -> str:
     return " ".join(f"name{(start + i) % 400}" for i in range(n))
 
 
-def set_up(small_lm: str, rank: int = 0, world: int = 1, **options: Any) -> TokenizedTextDataModule:
+def set_up(small_lm: str, **options: Any) -> TokenizedTextDataModule:
     data = TokenizedTextDataModule(LanguageModel(LMConfig(small_lm)), **options)
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        lightning_module=None, global_rank=rank, world_size=world
-    )
     data.setup("test")
     return data
 

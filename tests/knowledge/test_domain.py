@@ -196,13 +196,13 @@ def character_tokenizer(*extra):
     return fast_tokenizer(models.BPE({t: i for i, t in enumerate([*characters, *extra])}, merges))
 
 
-def city(language, *names, space=False):
+def city(*names):
     answers = tuple(Answer(name, name) for name in names)
-    return Knowledge("city", "cross_language", language, "{}在", "city", answers, space)
+    return Knowledge("city", "cross_language", "zh", "{}在", "city", answers, leading_space=False)
 
 
 def test_first_characters_are_labels_in_a_script_without_spaces():
-    domain = build_domain(city("zh", "北京", "洛杉矶", "洛阳", "巴黎"), character_tokenizer("北京"))
+    domain = build_domain(city("北京", "洛杉矶", "洛阳", "巴黎"), character_tokenizer("北京"))
     assert domain.texts == ["北京", "洛", "巴"]
     assert domain.completeness == ["whole", "phrase", "phrase"]
     assert [answer.text for answer in domain.labels[1].answers] == ["洛杉矶", "洛阳"]
@@ -215,7 +215,7 @@ def test_chinese_after_a_chinese_prompt_has_no_space_mark():
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     vocabulary = tokenizer.get_vocab()
     assert tokenizer("巴黎").input_ids == [vocabulary["▁巴黎"]]
-    domain = build_domain(city("zh", "巴黎"), tokenizer)
+    domain = build_domain(city("巴黎"), tokenizer)
     assert domain.token_ids == [vocabulary["巴黎"]] == [tokenizer("X在巴黎").input_ids[-1]]
     assert domain.texts == ["巴黎"]
 

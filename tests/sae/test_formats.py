@@ -22,7 +22,6 @@ from lincorr_lightning.sae.hook_points import HookPoint
 from tests.toys import toy_model
 
 N, WIDTH, K = 40, 12, 5
-STREAM = HookPoint(1, "residual")
 Encode = Callable[[Tensor], Tensor]
 
 
@@ -324,18 +323,10 @@ def test_sparsify(name: str, hook_point: HookPoint, k: int, tmp_path: Path) -> N
     _check(sae, lambda x: _largest(_pre(x - B_DEC), k))  # at 30, some of the k are not positive
 
 
-def test_sparsify_in_bfloat16_and_all_layers(tmp_path: Path) -> None:
-    halves = {name: part.bfloat16() for name, part in _SPARSIFY.items()}
-    for layer in range(3):
-        _sparsify(tmp_path / f"layers.{layer}", halves)
-    for name in ("config.json", "optimizer_0.pt"):  # of its runs
-        (tmp_path / name).write_text("{}")
-    saes = load_saes(tmp_path)
-    assert list(saes) == [HookPoint(layer, "residual") for layer in range(3)]
-    w_enc, b_enc, w_dec, b_dec = (part.float() for part in halves.values())
-    _check(saes[STREAM], lambda x: _largest((x - b_dec) @ w_enc.T + b_enc), w_dec, b_dec)
+def test_two_saes_of_one_hook_point(tmp_path: Path) -> None:
+    folders = [_sparsify(tmp_path / name / "layers.1") for name in ("seed1", "seed2")]
     with pytest.raises(SparseAutoencoderError, match="a second SAE for residual of layer 1"):
-        load_saes([tmp_path / "layers.1", _sparsify(tmp_path / "layers.1" / "seed2")])
+        load_saes(folders)
 
 
 def test_sparsify_transcoder_that_only_its_run_names(tmp_path: Path) -> None:
@@ -408,11 +399,6 @@ def test_tensors_of_a_wrapped_module(before: str, tmp_path: Path) -> None:
     parts = {before + name: part for name, part in parts.items()}
     config = {"trainer": {"submodule_name": "resid_post_layer_8"}}
     _check(load_sae(write_folder(tmp_path, "config.json", config, "ae.pt", parts)), encode)
-
-
-def test_dictionary_learning_trainer_that_names_another_class(tmp_path: Path) -> None:
-    """StandardTrainerAprilUpdate trains AutoEncoderNew, and writes AutoEncoder."""
-    _check(load_sae(_dictionary(tmp_path, "AutoEncoderNew", dict_class="AutoEncoder")), _relu)
 
 
 # -- refusals -------------------------------------------------------------------------------------
