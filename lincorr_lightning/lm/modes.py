@@ -53,22 +53,6 @@ def own_torch_settings() -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in eval mode inside a ``with`` block and restore each submodule's mode after it.
-
-    ``module.train()`` afterwards would also switch submodules that are meant to stay in eval mode,
-    such as a frozen LM in a LightningModule.
-    """
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
-@contextmanager
 def reading(module: nn.Module, device_type: str, compiled: bool = False) -> Iterator[None]:
     """Run a module in eval mode and its own dtype inside a ``with`` block.
 
@@ -89,9 +73,16 @@ def reading(module: nn.Module, device_type: str, compiled: bool = False) -> Iter
     if not compiled and "torch._dynamo" in sys.modules:  # else nothing is; importing it takes long
         stance = torch.compiler.set_stance("force_eager")
     no_autocast = torch.autocast(device_type, enabled=False)
-    with lock, stance, evaluating(module), no_autocast, _as_written(module):  # noqa: SIM117
-        with module.register_forward_pre_hook(wait):
-            yield
+    with lock, stance, no_autocast, _as_written(module):
+        training = [part for part in module.modules() if part.training]
+        module.eval()
+        try:
+            with module.register_forward_pre_hook(wait):
+                yield
+        finally:
+            # Submodules that were in eval mode, such as a frozen LM in a LightningModule, stay so.
+            for part in training:
+                part.training = True
 
 
 @contextmanager

@@ -40,8 +40,7 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a word-level tokenizer that knows some words, in their order.
 
-    No token is added at the beginning of a text, so
-    that a subject is always the first token.
+    No token is added at the beginning of a text, so that a subject is always the first token.
     """
     tokens = dict.fromkeys((PAD, UNKNOWN, END, *words))
     vocabulary = {token: index for index, token in enumerate(tokens)}

@@ -175,11 +175,9 @@ def world_documents(
     """
     world = World.load(path)
     kinds = [kind for kind in Catalogue.load().select(["attribute"]) if kind.language == "en"]
-    invented = set(list(world.people)[: world.n_invented])
     statements: dict[str, list[Statement]] = {}
-    for statement in world.statements(kinds):
-        if statement.subject in invented:
-            statements.setdefault(statement.subject, []).append(statement)
+    for statement in world.first(world.n_invented).statements(kinds):
+        statements.setdefault(statement.subject, []).append(statement)
     names = list(statements)
     for number in range(n_texts):
         rng = np.random.default_rng([seed, number])
