@@ -22,13 +22,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import (
-    Forward,
-    Rows,
-    add_features,
-    run_with_hooks,
-    text_losses,
-)
+from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks, text_losses
 from lincorr_lightning.sae.hook_points import Feature
 from lincorr_lightning.sae.hooks import edited
 

@@ -8,12 +8,7 @@ if TYPE_CHECKING:
     from lincorr_lightning.lm.language_model import LanguageModel
     from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 
-__all__ = [
-    "LMConfig",
-    "LanguageModel",
-    "sample_subjects",
-    "usable_strings",
-]
+__all__ = ["LMConfig", "LanguageModel", "sample_subjects", "usable_strings"]
 
 # Imported on first use, so that a tokenizer can be read without torch.
 _MODULES = {

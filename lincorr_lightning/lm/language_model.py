@@ -153,10 +153,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def of(
-        cls,
-        lm: AnyLM,
-        tokenizer: hf.PreTrainedTokenizerBase | None = None,
-        prefix: str = "",
+        cls, lm: AnyLM, tokenizer: hf.PreTrainedTokenizerBase | None = None, prefix: str = ""
     ) -> LanguageModel:
         """Return an LM by name or settings, or one in memory, with its tokenizer: `from_module`."""
         if isinstance(lm, LanguageModel):

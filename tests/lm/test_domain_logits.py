@@ -104,10 +104,7 @@ class OwnHead(nn.Module):
         return self.second(hidden).relu() @ self.weight.T
 
 
-@pytest.mark.parametrize(
-    ("kind", "by_rows"),
-    [(ScaledAround, True), (Normalized, False)],
-)
+@pytest.mark.parametrize(("kind", "by_rows"), [(ScaledAround, True), (Normalized, False)])
 def test_unknown_architecture(kind: type, by_rows: bool) -> None:
     config = config_of("llama")
     model = kind(config)

@@ -198,11 +198,7 @@ def _with_centred_weights(model: Any) -> Any:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("hook", "subtract", "scale"),
-    [
-        ("hook_resid_post", True, 1.0),
-        ("hook_mlp_out", False, 0.4),
-        ("hook_attn_out", True, 0.4),
-    ],
+    [("hook_resid_post", True, 1.0), ("hook_mlp_out", False, 0.4), ("hook_attn_out", True, 0.4)],
 )
 def test_features_are_those_of_the_centred_lm(
     hook: str, scale: float, subtract: bool, tokenizer: Any, tmp_path: Path

@@ -6,12 +6,7 @@ import torch
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.forwards import (
-    add_features,
-    remove_features,
-    rescale_at,
-    run_with_hooks,
-)
+from lincorr_lightning.sae.forwards import add_features, remove_features, rescale_at, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
