@@ -32,22 +32,10 @@ PROMPTS = [
 ]
 
 # Every way of adding parts, positions, heads and scales that changes how logits are read.
-ARCHITECTURES = [
-    "llama",
-    "llama-tied",
-    "gpt2",
-    "gpt2-untied",
-    "gpt-neox",
-    "opt",
-    "gemma2",
-    "phi",
-    "cohere",
-    "granite",
-    "gptj",
-    "bloom",
-    "mamba",
-    "bert-decoder",
-]
+ARCHITECTURES = (
+    "llama llama-tied gpt2 gpt2-untied gpt-neox opt gemma2 phi cohere granite gptj bloom mamba "
+    "bert-decoder"
+).split()
 
 
 def config_of(name: str, **changes: Any) -> hf.PreTrainedConfig:
