@@ -25,30 +25,28 @@ MIN_FEATURES = 5  #: Minimum number of features of a group whose cosines are com
 N_CONTEXT = 2  #: Number of tokens that name a feature.
 
 
+@dataclass
 class TextStatistics:
-    """Statistics of the features on texts, batch by batch.
+    """Statistics of the features on texts, batch by batch."""
 
-    Args:
-        lm: The LM.
-        matcher: Matcher of the SAEs.
-        n_kept: Number of texts that later measurements read again, at least, if there are so many.
-    """
+    lm: LanguageModel
+    matcher: DecoderMatcher
+    n_kept: int = 0
+    """Number of texts that later measurements read again, at least, if there are so many."""
 
-    def __init__(self, lm: LanguageModel, matcher: DecoderMatcher, n_kept: int = 0) -> None:
-        self.lm = lm
-        self.matcher = matcher
+    def __post_init__(self) -> None:
+        saes = self.matcher.saes
         self.groups = {
-            hook_point: FeatureGroups(hook_point, matcher.match(hook_point))
-            for hook_point in matcher.saes
-            if matcher.predecessors(hook_point)
+            hook_point: FeatureGroups(hook_point, self.matcher.match(hook_point))
+            for hook_point in saes
+            if self.matcher.predecessors(hook_point)
         }
-        self.activity = {at: FeatureActivity(sae.n_features) for at, sae in matcher.saes.items()}
+        self.activity = {at: FeatureActivity(sae.n_features) for at, sae in saes.items()}
         self.n_texts = 0
         self.n_skipped = 0
         """Number of tokens at the beginning of a text that do not count."""
         self.kept_rows: list[Sequence[int]] = []
         """Token ids of the first texts."""
-        self._n_kept = n_kept
 
     @property
     def n_tokens(self) -> int:
@@ -71,7 +69,7 @@ class TextStatistics:
 
         self.n_texts += len(rows)
         self.n_skipped = n_skipped
-        if len(self.kept_rows) < self._n_kept:
+        if len(self.kept_rows) < self.n_kept:
             self.kept_rows += rows
         run_with_hooks(self.lm, rows, count, hook_points=list(saes))
 

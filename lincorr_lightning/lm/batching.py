@@ -43,7 +43,7 @@ class MicroBatches:
     uniform_from: int | None = None
     """Length from which positions depend on the longest row of a batch, so that rows as long are
     batched with rows of their length alone; None if they never do."""
-    adapted: int | None = None  #: The halved size.
+    adapted: int | None = None  #: The size, after memory ran out.
     shared_on: str | None = None
     """Type of the devices of ranks that share the LM, all of which must run equally often."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Query(NamedTuple):
     subject: str = ""  #: Its prompts have a common prefix, which is computed once.
 
 
+@dataclass(eq=False)
 class QueryCache:
     """Logits of an LM in training, computed once for all callbacks that read them.
 
@@ -43,15 +45,11 @@ class QueryCache:
     `AdapterContext`. What the module `holder` trains outside the LM counts as its weights, too.
     """
 
-    def __init__(
-        self,
-        lm: LanguageModel,
-        adapter_context: AdapterContext | None = None,
-        holder: nn.Module | None = None,
-    ) -> None:
-        self.lm = lm
-        self._adapter_context = adapter_context
-        self._holder = holder
+    lm: LanguageModel
+    adapter_context: AdapterContext | None = None
+    holder: nn.Module | None = None
+
+    def __post_init__(self) -> None:
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, int] = {}
@@ -96,7 +94,7 @@ class QueryCache:
         """Return a number that differs after any change of weights, or of what is switched on."""
         if not self._is_checked:
             # Looked up each time, since sharding replaces parameters.
-            held = self._holder.parameters() if self._holder is not None else ()
+            held = self.holder.parameters() if self.holder is not None else ()
             trained = (parameter for parameter in held if parameter.requires_grad)
             model = self.lm.model
             sums = bit_sums(dict.fromkeys(chain(model.parameters(), model.buffers(), trained)))
@@ -168,7 +166,7 @@ class QueryCache:
 
         `adapter_ids` are those of all rows; None if no row uses an adapter.
         """
-        context = self._adapter_context
+        context = self.adapter_context
         ids = [-1 if index is None else index for index in adapter_ids]
         if context is None or set(ids) <= {-1}:
             return None
