@@ -35,9 +35,8 @@ class Knowledge:
     alike: str | None = None
     """The only kind of fact that the subject of a simile shares with the answer, as an object of
     the same color as X says nothing else about X; None if all facts follow."""
-    paper_size: int | None = (
-        None  #: Size of the domain in the paper; None if it has no such prompt.
-    )
+    paper_size: int | None = None
+    """Size of the domain in the paper; None if it has no such prompt."""
     more_templates: tuple[str, ...] = ()  #: Other wordings, which a file lists as ``templates``.
     paraphrases: tuple[str, ...] = ()  #: Other wordings, which are read only where asked for.
 

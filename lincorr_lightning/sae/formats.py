@@ -484,10 +484,8 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
         activation = "jumprelu"
     source.require("act_fn without jump_relu_threshold", activation, ["relu", "topk", "jumprelu"])
     if activation == "jumprelu":
-        threshold = torch.full((len(parts["decoder"]),), level * scale)
-        parts["threshold"] = (
-            threshold / stored.norms_of(parts["decoder"]) if has_norm else threshold
-        )
+        norms = stored.norms_of(parts["decoder"]) if has_norm else 1.0
+        parts["threshold"] = torch.full((len(parts["decoder"]),), level * scale) / norms
     elif activation == "topk":
         parts["score_scale"] = parts["decoder"].norm(dim=1) if has_norm else None
     return SparseAutoencoder(
