@@ -1,6 +1,7 @@
-"""Training and held-out texts, counted by hand."""
+"""Training and held-out texts, counted by hand, and the first tokens of whole texts."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from lincorr_lightning.data.texts import TextsDataModule, pad_rows
-from lincorr_lightning.data.tiny_world.world import World, world_file
+import lincorr_lightning.lm
+from lincorr_lightning.data.texts import (
+    TextsDataModule,
+    TokenizedTextDataModule,
+    pad_rows,
+    read_prompts,
+)
+from lincorr_lightning.data.tiny_world.world import World, world_documents, world_file
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -150,3 +157,53 @@ def test_blocks_before_a_test_are_of_all_texts_that_it_does_not_read(
     assert len(blocks) == 6
     trained = {tuple(row) for block in range(2) for row in blocks.rows(block)}
     assert trained <= set(map(tuple, lm.rows(LINES))) - read
+
+
+# -- the first tokens of whole texts --------------------------------------------------------------
+
+
+def words(n: int, start: int = 0) -> str:
+    return " ".join(f"name{(start + i) % 400}" for i in range(n))
+
+
+def test_short_texts_are_skipped_and_counted(lm: LanguageModel, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    texts = [words(20), words(15), words(3), words(16, 30), words(17)]
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    data = TokenizedTextDataModule(lm, str(path), n_tokens=16, n_texts=2)
+    with pytest.warns(UserWarning, match=r"2 of 4 texts are shorter than data\.n_tokens, 16"):
+        data.setup("test")
+    (one, two) = data.test_dataloader()
+    assert one.n_skipped == two.n_skipped == 2
+    assert [*one.names, *two.names] == [f"{path}, line 1", f"{path}, line 4"]
+    assert one.corpora == two.corpora == ["a"]
+    assert one.tokens.tolist() == [lm.tokenizer(words(16))["input_ids"]]
+    assert (one.first, two.first) == (0, 1)
+
+
+@pytest.mark.parametrize("setting", [{"n_tokens": 3}, {"n_texts": 0}, {"batch_size": 0}])
+def test_refused_settings(lm: LanguageModel, setting: dict[str, int]) -> None:
+    (name,) = setting
+    with pytest.raises(ConfigError, match=rf"data\.{name} is"):
+        TokenizedTextDataModule(**setting)
+    with pytest.raises(ConfigError, match=r"data\.n_tokens is 65; .* reads 64 at most"):
+        TokenizedTextDataModule(lm, n_tokens=65).setup("test")
+
+
+def test_texts_about_the_world_of_the_lm_or_of_the_embedded_one(lm, tmp_path):
+    embedded = LanguageModel.from_pretrained("tiny-world")
+    prompts, texts = read_prompts(embedded, n_tokens=24, n_texts=3), list(world_documents(3, 24))
+    expected = embedded.tokenizer([text.text for text in texts], add_special_tokens=False)
+    assert prompts.tokens.tolist() == [ids[:24] for ids in expected["input_ids"]]
+    assert prompts.corpora == [text.corpus for text in texts]
+    with pytest.warns(UserWarning, match="are shorter"):  # the small LM has few of its words
+        assert len(read_prompts(lm, n_tokens=24).tokens) < 96
+
+    folder = tmp_path / "lm"
+    shutil.copytree(Path(lincorr_lightning.lm.__file__).parent / "tiny_world", folder)
+    world = json.loads((folder / "world.json").read_text(encoding="utf-8"))
+    world["config"]["n_people"] = 20  # the first people are the invented ones
+    (folder / "world.json").write_text(json.dumps(world), encoding="utf-8")
+    own = read_prompts(LanguageModel.from_pretrained(str(folder)), n_tokens=24, n_texts=3)
+    people = list(world["people"])[:20]
+    assert {embedded.tokenizer.decode([row[0]]) for row in own.tokens} <= set(people)
