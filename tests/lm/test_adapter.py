@@ -291,12 +291,6 @@ def test_gguf_base(tmp_path: Path) -> None:
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def keep(folder: Path, name: str) -> None:
-    for path in folder.iterdir():
-        if path.name != name:
-            path.unlink()
-
-
 def cut_short(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50])
 
@@ -306,11 +300,7 @@ def without(part: str) -> Callable[[Path], None]:
 
 
 def spoil(folder: Path) -> None:
-    def change(weights: dict[str, Any]) -> dict[str, Any]:
-        weights[sorted(weights)[0]][0] = torch.nan
-        return weights
-
-    change_weights(folder, change)
+    change_weights(folder, lambda weights: {k: w * torch.nan for k, w in weights.items()})
 
 
 def settings(**changes: Any) -> Callable[[Path], None]:
@@ -319,7 +309,7 @@ def settings(**changes: Any) -> Callable[[Path], None]:
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora"
 BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
-    (lambda f: keep(f, "adapter_config.json"), ["lacks adapter_model.safetensors"]),
+    (lambda f: (f / WEIGHTS).unlink(), ["lacks adapter_model.safetensors"]),
     (lambda f: (f / "adapter_config.json").write_text("{"), ["adapter_config.json", "JSON"]),
     (settings(base_model_name_or_path=None), ["names no LM", "lm.adapter"]),
     (settings(base_model_name_or_path="./gone"), ["(named in ", "./gone does not exist"]),

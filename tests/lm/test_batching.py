@@ -25,8 +25,8 @@ class Memory:
 LENGTHS = [5, 3, 9, 1, 5, 9, 2, 7]
 
 
-def run(batches: MicroBatches, memory: Memory) -> None:
-    batches.run(memory.lengths, "cpu", memory)
+def run(batches: MicroBatches, memory: Memory, device: str = "cpu") -> None:
+    batches.run(memory.lengths, device, memory)
     assert sorted(i for batch in memory.done for i in batch) == list(range(len(memory.lengths)))
 
 

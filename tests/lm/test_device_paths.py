@@ -18,6 +18,7 @@ from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.sae.module import SparseAutoencoders
+from tests.lm.test_batching import Memory, run
 
 
 @pytest.mark.parametrize(("device", "most"), [("cpu", 4096), ("cuda", 32768), ("xpu", 32768)])
@@ -31,15 +32,7 @@ def test_an_accelerator_gets_large_batches(device: str, most: int) -> None:
 def test_memory_that_ran_out_on_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    read: list[int] = []
-
-    def forward(rows: list[int]) -> None:
-        if len(rows) > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        read.extend(rows)
-
-    MicroBatches().run([8] * 300, "cuda", forward)
-    assert sorted(read) == list(range(300))
+    run(MicroBatches(), Memory([8] * 300, limit=800), "cuda")
     assert emptied
 
 

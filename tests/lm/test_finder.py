@@ -1,22 +1,15 @@
-import lightning as L
 import peft
 import pytest
 import torch
 import transformers as hf
 from torch import nn
+from torch.nn import ModuleDict
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.lm.small_lms import config_of, naive_logits, random_model, small_tokenizer, word_ids
 from tests.toys import toy_config
-
-
-class Module(L.LightningModule):
-    def __init__(self, **parts: nn.Module) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
 
 
 @pytest.fixture
@@ -26,22 +19,21 @@ def llama() -> hf.PreTrainedModel:
 
 def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel) -> None:
     assert causal_lm_of(llama) is llama
-    assert causal_lm_of(Module(probe=nn.Linear(2, 2), net=llama)) is llama
-    assert causal_lm_of(Module(deep=nn.Sequential(nn.ReLU(), Module(net=llama)))) is llama
-    assert causal_lm_of(Module(lm=LanguageModel.from_module(llama, small_tokenizer()))) is llama
+    assert causal_lm_of(ModuleDict({"probe": nn.Linear(2, 2), "net": llama})) is llama
+    assert causal_lm_of(nn.Sequential(nn.ReLU(), ModuleDict({"net": llama}))) is llama
+    assert causal_lm_of(nn.Sequential(LanguageModel.from_module(llama, small_tokenizer()))) is llama
     llama.draft = random_model(config_of("gpt2"))  # a part of it
-    assert causal_lm_of(Module(lm=llama)) is llama
+    assert causal_lm_of(nn.Sequential(llama)) is llama
 
 
 def test_adapters_of_a_peft_wrapper_count(llama: hf.PreTrainedModel) -> None:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     before = naive_logits(llama, ["Paris lives"], [4, 5])
     wrapped = peft.get_peft_model(llama, config)
-    found = causal_lm_of(Module(net=wrapped))
+    found = causal_lm_of(nn.Sequential(wrapped))
     assert found is llama
-    ours = LanguageModel.from_module(found, small_tokenizer()).domain_logits(
-        ["Paris lives"], [4, 5]
-    )
+    lm = LanguageModel.from_module(found, small_tokenizer())
+    ours = lm.domain_logits(["Paris lives"], [4, 5])
     with torch.no_grad():
         theirs = wrapped(input_ids=torch.tensor([word_ids("Paris lives")])).logits[0, -1, 4:6]
     torch.testing.assert_close(ours[0], theirs.double(), atol=1e-5, rtol=0)
@@ -52,7 +44,7 @@ def test_learned_prompt_is_refused(llama: hf.PreTrainedModel) -> None:
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     wrapped = peft.get_peft_model(llama, config)
     with pytest.raises(LanguageModelError, match=r"prepends a learned prompt .*such as LoRA"):
-        causal_lm_of(Module(net=wrapped))
+        causal_lm_of(nn.Sequential(wrapped))
 
 
 def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> None:
@@ -60,16 +52,16 @@ def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> No
     backbone = hf.AutoModel.from_config(toy_config("llama"))
     t5 = hf.AutoModelForSeq2SeqLM.from_config(toy_config("t5"))
     others = {"a": encoder, "b": backbone, "c": t5}
-    assert causal_lm_of(Module(**others, lm=llama)) is llama
-    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in Module"):
-        causal_lm_of(Module(**others))
+    assert causal_lm_of(ModuleDict({**others, "lm": llama})) is llama
+    with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in ModuleDict"):
+        causal_lm_of(ModuleDict(others))
 
 
 def test_several_are_listed_and_one_can_be_named(llama: hf.PreTrainedModel) -> None:
-    module = Module(policy=llama, reference=random_model(config_of("gpt2")))
+    module = ModuleDict({"policy": llama, "reference": random_model(config_of("gpt2"))})
     message = r"policy \(LlamaForCausalLM\), reference \(GPT2LMHeadModel\)"
     with pytest.raises(LanguageModelError, match=message):
         causal_lm_of(module)
-    assert causal_lm_of(module, "reference") is module.reference
-    with pytest.raises(LanguageModelError, match="in 'judge' of Module"):
+    assert causal_lm_of(module, "reference") is module["reference"]
+    with pytest.raises(LanguageModelError, match="in 'judge' of ModuleDict"):
         causal_lm_of(module, "judge")

@@ -159,10 +159,9 @@ class Leaky(hf.LlamaForCausalLM):
 @pytest.mark.parametrize("kind", [Blind, Leaky])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_lm_that_only_seems_to_heed_mask_and_positions(kind: type, dtype: torch.dtype) -> None:
-    config = config_of("llama")
-    model = kind(config)
-    model.load_state_dict(random_model(config).state_dict())
-    lm = LanguageModel.from_module(model.eval().to(dtype), small_tokenizer())
+    model = random_model(config_of("llama"))
+    model.__class__ = kind
+    lm = LanguageModel.from_module(model.to(dtype), small_tokenizer())
     lm.joint_logits(prompts(), DOMAINS)
     assert lm.reads_prompts == "one by one: its logits would change"
 
