@@ -87,14 +87,6 @@ def _close(found: Tensor, expected: Tensor) -> None:
 # -- heads ---------------------------------------------------------------------------------------
 
 
-def _heads(model: Any, projection: nn.Module) -> Tensor:
-    seen: list[Tensor] = []
-    hook = projection.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    model(IDS)
-    hook.remove()
-    return seen[0]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize(("subtract", "scale"), [(True, 1.0), (False, 0.4), (True, 0.4)])
@@ -106,10 +98,12 @@ def test_features_and_reconstruction_are_those_of_the_heads(
     (sae,) = load_saes([_saelens(tmp_path, scale=scale, subtract=subtract)], lm).values()
     assert (sae.hook_point, sae.width) == (HOOK_POINT, model.config.hidden_size)
 
-    features, rebuilt = _on(_heads(model, projection), subtract, scale)
-    assert 0.05 < (features > 0).float().mean() < 0.7
-    with captured(model, [HOOK_POINT]) as read:
+    heads: list[Tensor] = []
+    keep = projection.register_forward_pre_hook(lambda _, args: heads.append(args[0]))
+    with keep, captured(model, [HOOK_POINT]) as read:
         model(IDS)
+    features, rebuilt = _on(heads[0], subtract, scale)
+    assert 0.05 < (features > 0).float().mean() < 0.7
     encoded = sae.encode(read[HOOK_POINT])
     assert float((encoded - features).norm() / features.norm()) < 1e-3
     for each in (sae, sae.folded()):
@@ -118,9 +112,8 @@ def test_features_and_reconstruction_are_those_of_the_heads(
     # The LM goes on alike with the reconstruction put where either of the two stands.
     with edited(model, {HOOK_POINT: sae}):
         after_output = model(IDS).logits
-    hook = projection.register_forward_pre_hook(lambda _, args: rebuilt)
-    after_heads = model(IDS).logits
-    hook.remove()
+    with projection.register_forward_pre_hook(lambda _, args: rebuilt):
+        after_heads = model(IDS).logits
     _close(after_output, after_heads)
     assert not torch.allclose(after_heads, model(IDS).logits, atol=0.1)
 
