@@ -17,9 +17,9 @@ from lincorr_lightning.flow.module import FeatureFlow
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
+from tests.small_runs import SMALL_RUNS
 from tests.toys import quiet_trainer, toy_sae
 
-CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "feature_flow.yaml")
 N = 40
 HOOK_POINTS = [HookPoint(layer, kind) for layer in range(2) for kind in KINDS]
 ONLY_GROUPS = ("--model.deactivation.n_cases=0", "--model.relation=null")
@@ -40,36 +40,12 @@ def saes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return _save(tmp_path_factory.mktemp("saes"), HOOK_POINTS)
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    lines = [f"name{i} lives in the city of {c}" for i in range(40) for c in ("Paris", "Rome")]
-    path = tmp_path_factory.mktemp("texts") / "texts.txt"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
-
-
-def _run(small_lm: str, saes: str, texts: str, folder: Path, *more: str) -> Any:
-    options = {
-        "config": CONFIG,
-        "model.saes": saes,
-        "model.lm.name_or_path": small_lm,
-        "model.training_tokens": 64,
-        "data.texts": f"[{texts}]",
-        "data.n_texts": 50,
-        "data.n_tokens": 64,
-        "data.batch_tokens": 16,
-        "data.block_steps": 2,
-        "data.knowledge": "null",
-        "model.n_subjects": 200,
-        "model.deactivation.n_cases": 60,
-        "model.deactivation.strengths": "[0.0,0.5]",
-        "model.steering.strengths": "[0.0,1.0]",
-        "model.steering.n_texts": 10,
-        "model.steering.n_prompts": 10,
-        "trainer.default_root_dir": folder,
-        "trainer.enable_progress_bar": "false",
-    }
-    return main(["test", *(f"--{name}={value}" for name, value in options.items()), *more])
+def _run(inputs: Path, saes: str, folder: Path, *more: str) -> Any:
+    options = (
+        f"--model.saes={saes} --model.deactivation.strengths=[0.0,0.5] --model.training_tokens=64 "
+        "--data.n_tokens=64 --data.batch_tokens=16 --data.block_steps=2"
+    )
+    return main(SMALL_RUNS["feature flow"].command(inputs, folder, *options.split(), *more))
 
 
 def _results(cli: Any) -> dict[str, Any]:
@@ -77,12 +53,12 @@ def _results(cli: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_what_it_found(small_lm: str, saes: str, texts: str, tmp_path: Path) -> None:
+def test_a_run_writes_what_it_found(inputs: Path, saes: str, tmp_path: Path) -> None:
     features = "--model.features=[residual.1.3,mlp_out.0.2]"
-    cli = _run(small_lm, saes, texts, tmp_path, features, "--model.threshold=0.5")
+    cli = _run(inputs, saes, tmp_path, features, "--model.threshold=0.5")
     folder, results = Path(cli.trainer.log_dir), _results(cli)
     assert results["study"] == "feature_flow"
-    assert (results["n_texts"], results["n_tokens"]) == (50, 350)
+    assert (results["n_texts"], results["n_tokens"]) == (60, 60 * 24)
     assert [each["layer"] for each in results["groups"]] == [0, 1]
     for each in results["groups"]:
         assert list(each["shares"]) == list(GROUPS)
@@ -91,11 +67,11 @@ def test_a_run_writes_what_it_found(small_lm: str, saes: str, texts: str, tmp_pa
     # Layer 0 has no stream below it.
     assert results["groups"][0]["shares"]["From RES"] == 0
     assert set(results["deactivation"]) == {"top-1", "top-5", "one-to-one"}
-    assert {entry["n"] for entry in results["deactivation"].values()} == {120}
+    assert {entry["n"] for entry in results["deactivation"].values()} == {2 * 40}
     cuts = read_csv(folder / "tables" / "deactivation.csv")
     assert set(cuts["cut"]) == {"matched", "random"} and set(cuts["r"]) == {0.0, 0.5}
     relation = results["relation"]
-    assert (relation["relation"], relation["n_fit"]) == ("city->country", 100)
+    assert (relation["relation"], relation["n_fit"]) == ("city->country", 50)
     none = relation["cuts"][0]
     assert (none["cut"], none["kept"], none["fixed"]) == ("none", 1.0, none["refitted"])
     # All SAEs of a layer have one decoder, so that features are matched with themselves.
@@ -126,12 +102,11 @@ def test_saes_and_relations_that_do_not_fit(
     options: tuple[str, ...],
     error: type[LincorrError],
     match: str,
-    small_lm: str,
-    texts: str,
+    inputs: Path,
     tmp_path: Path,
 ) -> None:
     with pytest.raises(error, match=match):
-        _run(small_lm, _save(tmp_path / "saes", hook_points), texts, tmp_path, *options)
+        _run(inputs, _save(tmp_path / "saes", hook_points), tmp_path, *options)
 
 
 def test_unknown_features_are_refused(small_lm: str, saes: str) -> None:
@@ -159,33 +134,32 @@ def test_invalid_settings_are_refused(small_lm: str) -> None:
             FeatureFlow(lm={"name_or_path": small_lm}, **options)  # type: ignore[arg-type]
 
 
-def test_other_data_is_refused(small_lm: str, saes: str, texts: str, tmp_path: Path) -> None:
-    lm = LMConfig(small_lm)
+def test_other_data_is_refused(inputs: Path, saes: str, tmp_path: Path) -> None:
+    lm = LMConfig(str(inputs / "lm"))
     with pytest.raises(ConfigError, match=r"batches of TokenRows, not Tensor"):
         quiet_trainer(tmp_path).test(FeatureFlow(lm=lm, saes=saes), DataLoader([0, 1]))
     module = FeatureFlow(lm, relation=None)
-    data = TextsDataModule(module.lm, texts=[texts], n_texts=20)
+    data = TextsDataModule(module.lm, texts=str(inputs / "texts.txt"), n_texts=20)
     with pytest.raises(ConfigError, match=r"model\.saes is null.* no batch of TextBlocks"):
         quiet_trainer(tmp_path).test(module, data, verbose=False)
 
 
-def test_a_dry_run_changes_no_lm_and_writes_nothing(
-    small_lm: str, texts: str, tmp_path: Path
-) -> None:
+def test_a_dry_run_changes_no_lm_and_writes_nothing(inputs: Path, tmp_path: Path) -> None:
     small = ("--model.n_subjects=40", "--model.deactivation.n_cases=5")
-    cli = _run(small_lm, "null", texts, tmp_path, *small, "--trainer.fast_dev_run=true")
-    assert cli.model.lm.fingerprint == LanguageModel.from_pretrained(small_lm).fingerprint
+    cli = _run(inputs, "null", tmp_path, *small, "--trainer.fast_dev_run=true")
+    expected = LanguageModel.from_pretrained(str(inputs / "lm"))
+    assert cli.model.lm.fingerprint == expected.fingerprint
     assert not list(tmp_path.rglob("results.json"))
 
 
-def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:
+def test_saes_are_trained_where_none_are_given(inputs: Path, tmp_path: Path) -> None:
     """Another run reads them from its folder; parts of the study can be left out."""
-    cli = _run(small_lm, "null", texts, tmp_path, *ONLY_GROUPS)
+    cli = _run(inputs, "null", tmp_path, *ONLY_GROUPS)
     trained = Path(cli.trainer.log_dir) / "sparse_autoencoders"
     assert {path.name for path in trained.iterdir()} == {at.id for at in HOOK_POINTS}
     first = _results(cli)
     assert (first["relation"], first["deactivation"], first["steering"]) == (None, {}, {})
     assert not (Path(cli.trainer.log_dir) / "tables" / "steering.csv").exists()
-    second = _results(_run(small_lm, str(trained), texts, tmp_path, *ONLY_GROUPS))
+    second = _results(_run(inputs, str(trained), tmp_path, *ONLY_GROUPS))
     assert first["groups"] == second["groups"]
     assert set(first["saes"]) == set(second["saes"]) == {at.id for at in HOOK_POINTS}
