@@ -81,22 +81,19 @@ class Figure:
 
         Raises ReportError where only the picture is left, as of tables that were deleted.
         """
-        from lincorr_lightning.results.plots import to_png, use_installed_fonts
-
-        figure = self._drawn()
-        use_installed_fonts(figure)
-        # Without it a notebook shows no picture before pyplot is imported.
-        figure._repr_png_ = partial(to_png, figure)  # type: ignore[attr-defined]
-        return figure
-
-    def _drawn(self) -> MatplotlibFigure:
         if self.draw is None:
             raise ReportError(f"{self.file} can no longer be drawn: its tables are gone.")
         import matplotlib
 
+        from lincorr_lightning.results.plots import to_png, use_installed_fonts
+
         with matplotlib.rc_context():  # a style of the user's could hide parts, or need LaTeX
             matplotlib.rcdefaults()
-            return self.draw(*(table.frame for table in self.tables), **self.options)
+            figure = self.draw(*(table.frame for table in self.tables), **self.options)
+        use_installed_fonts(figure)
+        # Without it a notebook shows no picture before pyplot is imported.
+        figure._repr_png_ = partial(to_png, figure)  # type: ignore[attr-defined]
+        return figure
 
     @cached_property
     def png(self) -> bytes:
@@ -104,7 +101,7 @@ class Figure:
         if self.file is None:
             from lincorr_lightning.results.plots import to_png
 
-            return to_png(self._drawn())
+            return to_png(self.matplotlib())
         from PIL import Image
 
         try:

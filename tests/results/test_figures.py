@@ -86,7 +86,8 @@ def test_figures_are_not_in_the_user_s_style(style: dict[str, Any]) -> None:
 def test_a_figure_is_shown_in_a_notebook_as_it_was_changed() -> None:
     matrix = DataFrame([[0.5]], ["a"], ["b"])
     with drawn_figures():
-        drawn = results.Figure("name", "caption", lambda: heatmap(matrix, "a title"))
+        # As a formula, the title could not be drawn.
+        drawn = results.Figure("name", "caption", lambda: heatmap(matrix, "$\\frac{$ of $W$"))
         figure: Any = drawn.matplotlib()
         assert figure._repr_png_() == drawn.png
         figure.texts[0].set_fontfamily("serif")
