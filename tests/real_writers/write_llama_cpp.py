@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from written_lms import WORDS, make_lm, save_logits
+from written_lms import PIECES, make_lm, save_logits, train_tokenizers
 
 FOLDER = Path(sys.argv[1])
 SOURCE = next((Path(sys.prefix) / "source").glob("*/vendor/llama.cpp"))
@@ -74,7 +74,6 @@ QUANTIZED = (
     "IQ4_NL",
     "IQ4_XS",
 )
-PIECES = "pieces.model"
 PIECED = "gemma2", "phi3"  # the converter takes no other tokenizer
 PIECES_SIZES = {"vocab_size": 320}
 KERNELS = ctypes.CDLL(next(Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")))
@@ -152,32 +151,6 @@ def save(path: Path, model: Any) -> None:
     save_logits(path.with_suffix(".npz"), model)
 
 
-def train_tokenizers() -> None:
-    import sentencepiece
-    from tokenizers import ByteLevelBPETokenizer
-
-    text = FOLDER / "text.txt"
-    text.write_text("\n".join(["the end of the lines, two words! Don't " + " ".join(WORDS)] * 20))
-    bpe = ByteLevelBPETokenizer()
-    bpe.train(
-        [str(text)],
-        vocab_size=300,
-        min_frequency=1,
-        special_tokens=["<s>", "</s>", "<|endoftext|>"],
-    )
-    bpe.save(str(FOLDER / "bpe.json"))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text),
-        model_prefix=str(FOLDER / PIECES.removesuffix(".model")),
-        vocab_size=320,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",  # as Llama's
-        remove_extra_whitespaces=False,
-        hard_vocab_limit=False,
-    )
-
-
 def load_bpe() -> Any:
     import transformers as hf
 
@@ -203,17 +176,13 @@ def write_tokenizers() -> None:
 def main() -> None:
     # Which split of texts a vocabulary has, the converter knows by a hash of its own list.
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-    train_tokenizers()
+    train_tokenizers(FOLDER, "<|endoftext|>").save(str(FOLDER / "bpe.json"))
     sizes = {"vocab_size": len(load_bpe()), "bos_token_id": 0, "eos_token_id": 1}
-    failed = {}
     for name, options in TYPES.items():
-        try:
-            tokenizer = "sentencepiece" if name in PIECED else "bpe"
-            vocabulary = PIECES_SIZES if name in PIECED else sizes
-            model = make_lm(**{"model_type": name} | vocabulary | options)
-            save(convert(save_lm(name, model, tokenizer), name), model)
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}"
+        tokenizer = "sentencepiece" if name in PIECED else "bpe"
+        vocabulary = PIECES_SIZES if name in PIECED else sizes
+        model = make_lm(**{"model_type": name} | vocabulary | options)
+        save(convert(save_lm(name, model, tokenizer), name), model)
     for kind, fields in ROPES.items():
         rope = {"rope_type": kind, "rope_theta": 500.0, **fields}
         # The converter leaves Llama 3's positions of other types out.
@@ -235,7 +204,6 @@ def main() -> None:
             save(path, with_weights_of(path, model))
     convert(FOLDER / "transformers" / "llama", "split", "--split-max-tensors", "8")
     write_tokenizers()
-    (FOLDER / "not_written.json").write_text(json.dumps(failed))
 
 
 if __name__ == "__main__":

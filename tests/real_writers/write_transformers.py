@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 import transformers as hf
-from written_lms import SIZES, WORDS, make_lm, perturb, save_logits, save_tokenizer
+from written_lms import (
+    PIECES,
+    SIZES,
+    WORDS,
+    make_lm,
+    perturb,
+    save_logits,
+    save_tokenizer,
+    train_tokenizers,
+)
 
 FOLDER = Path(sys.argv[1])
 IS_OLD = int(hf.__version__.split(".")[0]) < 5
@@ -100,16 +109,6 @@ def save(name: str, model: Any, **options: Any) -> None:
     save_logits(FOLDER / f"{name}.npz", model)
 
 
-def write_types() -> dict[str, str]:
-    failed = {}
-    for name, options in TYPES.items():
-        try:
-            save(name, make_lm(name, **options))
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}"
-    return failed
-
-
 def write_ways() -> None:
     """One LM, in the ways that it can be saved."""
     save("bfloat16", make_lm().to(torch.bfloat16))
@@ -177,27 +176,10 @@ TEXTS = ["word1 word22 and  two\nlines", " Zürich 2024!", "<s> the end</s>", "D
 
 def write_tokenizers() -> None:
     """Tokenizers of the classes of Llama and GPT-2, trained here, with BOS and without."""
-    import sentencepiece
-    from tokenizers import ByteLevelBPETokenizer
-
-    text = FOLDER / "text.txt"
-    text.write_text("\n".join(["the end of the lines, two words! Don't " + " ".join(WORDS)] * 20))
-    special = ["<s>", "</s>", "<unk>"]
-    bpe = ByteLevelBPETokenizer()
-    bpe.train([str(text)], vocab_size=300, min_frequency=1, special_tokens=special)
+    bpe = train_tokenizers(FOLDER, "<unk>")
     bpe.save_model(str(FOLDER))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text),
-        model_prefix=str(FOLDER / "pieces"),
-        vocab_size=320,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",  # as Llama's
-        remove_extra_whitespaces=False,
-        hard_vocab_limit=False,
-    )
     files = {"vocab_file": str(FOLDER / "vocab.json"), "merges_file": str(FOLDER / "merges.txt")}
-    pieces = {"vocab_file": str(FOLDER / "pieces.model")}
+    pieces = {"vocab_file": str(FOLDER / PIECES)}
     made: dict[str, Any] = {}
     if IS_OLD:
         made["gpt2-slow"] = hf.GPT2Tokenizer(**files, bos_token="<s>", add_bos_token=True)
@@ -230,11 +212,11 @@ def load_bpe(files: dict[str, str]) -> dict[str, Any]:
 
 def main() -> None:
     assert SIZES["vocab_size"] == len(WORDS) + 4
-    failed = write_types()
+    for name, options in TYPES.items():
+        save(name, make_lm(name, **options))
     write_ways()
     write_resized()
     write_tokenizers()
-    (FOLDER / "not_written.json").write_text(json.dumps(failed))
 
 
 if __name__ == "__main__":

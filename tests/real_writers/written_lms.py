@@ -9,6 +9,7 @@ import torch
 
 ROWS = [[1, 9, 5], [1], [1, 30, 7, 14, 22, 6, 17, 9, 11, 3, 12, 28, 33, 4], [8, 21, 8]]
 WORDS = [f"word{i}" for i in range(36)]
+PIECES = "pieces.model"
 SIZES = {
     "vocab_size": 40,
     "hidden_size": 64,
@@ -56,6 +57,29 @@ def save_tokenizer(folder: Path, vocabulary: Sequence[str] = WORDS, puts_bos: bo
             single="<s> $A", special_tokens=[("<s>", 1)]
         )
     hf.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+
+
+def train_tokenizers(folder: Path, unknown: str) -> Any:
+    """Train a byte-level tokenizer and return it, and one of sentencepiece, saved as `PIECES`."""
+    import sentencepiece
+    from tokenizers import ByteLevelBPETokenizer
+
+    text = folder / "text.txt"
+    text.write_text("\n".join(["the end of the lines, two words! Don't " + " ".join(WORDS)] * 20))
+    bpe = ByteLevelBPETokenizer()
+    special = ["<s>", "</s>", unknown]
+    bpe.train([str(text)], vocab_size=300, min_frequency=1, special_tokens=special)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(folder / PIECES.removesuffix(".model")),
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",  # as Llama's
+        remove_extra_whitespaces=False,
+        hard_vocab_limit=False,
+    )
+    return bpe
 
 
 @torch.no_grad()
