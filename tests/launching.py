@@ -1,8 +1,9 @@
 """Processes of one run, as torchrun starts them but without new imports; a quiet Trainer."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
@@ -56,13 +57,18 @@ def _rank(
     join_run(rank, 2, port)
     if prepare is not None:
         prepare(rank)
-    with Path(told).open("w") as stderr, Path(os.devnull).open("w") as stdout:
-        os.dup2(stderr.fileno(), 2)
-        os.dup2(stdout.fileno(), 1)
-        sys.argv = ["lincorr", *arguments]
-        from lincorr_lightning.cli import console
+    run_program(arguments, Path(told))
 
-        console()
+
+def run_program(arguments: Sequence[str], stderr: Path) -> None:
+    """Run `lincorr` in this process, with its errors in a file and what it prints nowhere."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run with `&`
+    for stream, path in ((1, os.devnull), (2, stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    sys.argv = ["lincorr", *arguments]
+    from lincorr_lightning.cli import console
+
+    console()
 
 
 def run_alone(work: Callable[..., None], *args: Any) -> int:

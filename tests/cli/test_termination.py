@@ -4,7 +4,6 @@ import json
 import os
 import pkgutil
 import signal
-import sys
 from functools import partial, wraps
 from pathlib import Path
 from time import sleep
@@ -16,7 +15,7 @@ from lincorr_lightning import cli
 from lincorr_lightning.cli import program
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
-from tests.launching import run_alone, run_in_two
+from tests.launching import run_alone, run_in_two, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -63,13 +62,8 @@ def _send(where: str, call: int, signum: int, again: bool = False) -> None:
 
 def _program(arguments: list[str], stderr: Path, *signalled: Any) -> None:
     """Run the program, which receives a signal."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run with `&`
-    with stderr.open("w") as file:
-        os.dup2(file.fileno(), 2)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    sys.argv = ["lincorr", *arguments]
     _send(*signalled)
-    cli.console()
+    run_program(arguments, stderr)
 
 
 def _send_to_rank(signalled: int, where: str, call: int, signum: int, rank: int) -> None:

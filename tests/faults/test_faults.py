@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,7 +22,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests.launching import CONTEXT
+from tests.launching import CONTEXT, run_program
 from tests.small_runs import RESUMED, SMALL_RUNS, keeping, numbers
 
 pytestmark = pytest.mark.nightly
@@ -60,21 +59,15 @@ class Run(NamedTuple):
 
 def start(arguments: Sequence[str], output: Path) -> Run:
     """Start a run in a process of its own."""
-    process = CONTEXT.Process(target=_program, args=(list(arguments), str(output)), daemon=True)
+    process = CONTEXT.Process(target=_program, args=(arguments, output), daemon=True)
     process.start()
     return Run(process, output)
 
 
-def _program(arguments: list[str], output: str) -> None:
+def _program(arguments: Sequence[str], output: Path) -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run with `&`
-    for stream, path in ((1, os.devnull), (2, output)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    os.chdir(Path(output).parent)
-    sys.argv = ["lincorr", *arguments]
-    from lincorr_lightning.cli import console
-
-    console()
+    os.chdir(output.parent)
+    run_program(arguments, output)
 
 
 @pytest.fixture(scope="module")
