@@ -3,17 +3,21 @@
 import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import atomic_write
-from lincorr_lightning.results.compare import compare_runs, readable
+from lincorr_lightning.errors import CheckpointError, ConfigError, ReportError, one_line
+from lincorr_lightning.io import atomic_write, regular_file
+from lincorr_lightning.results.compare import compare_runs, readable, runs_table
 from lincorr_lightning.results.console import sentences_text, table_text
-from lincorr_lightning.results.report import PageSection, page_text, write_page
+from lincorr_lightning.results.report import Page, PageSection
 from lincorr_lightning.results.results import RESULTS_FILE, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun
 from lincorr_lightning.terminal import write_out
+
+if TYPE_CHECKING:
+    from lincorr_lightning.lm.language_model import LanguageModel
 
 _MAX_CONSOLE_ROWS = 5
 _HELP = """Show finished runs of one study as a table: a row per run, columns are the settings in
@@ -50,10 +54,8 @@ def compare(args: Sequence[str]) -> Results:
     if options.output and (Path(options.output) / RESULTS_FILE).exists():
         raise ReportError(f"--output {options.output} is the folder of a run. Name another one.")
     if all(map(_is_lm, folders)):
-        from lincorr_lightning.cli.lm_curve import curve  # here: it imports torch
-
         given = options.pair, options.n_subjects, options.lm, options.key_prefix
-        results = curve(folders, *given)
+        results = _curve(folders, *given)
     else:
         results = compare_runs(*map(SavedRun.read, folders))
     headlines = [table for table in results.tables if table.headline]
@@ -89,16 +91,76 @@ def _write(results: Results, output: Path, n_runs: int) -> str:
     overview, *tables = map(readable, results.tables)
     note = " ".join(results.verdict)
     section = PageSection("Comparison", "comparison", tables, results.figures, note)
-    page = overview.caption, [overview], [section], n_runs
+    page = Page(overview.caption, [overview], [section], n_runs)
     kind = {".csv": "Table:  ", ".png": "Figure: ", ".html": "Page:   "}.get(output.suffix)
     if kind is None:
         results.write_parts(output)
-        return f"Page:   {write_page(output, *page)}\nTables: {output / 'tables'}\n"
+        return f"Page:   {page.write(output)}\nTables: {output / 'tables'}\n"
     with atomic_write(output) as part:
         if output.suffix == ".csv":
             main.frame.to_csv(part, index=False, errors="backslashreplace")
         elif output.suffix == ".png":
             part.write_bytes(results.figures[0].png)
         else:
-            part.write_text(page_text(*page), encoding="utf-8", newline="\n")
+            part.write_text(page.html(), encoding="utf-8", newline="\n")
     return f"{kind}{output}\n"
+
+
+def _curve(
+    paths: Sequence[Path], pair: str, n_subjects: int, base: str | None, prefix: str
+) -> Results:
+    """Probe a pair in each LM, a folder or a Lightning checkpoint of the LM `base`.
+
+    The step is the number in a path's name. Raises ConfigError where there is none, or twice the
+    same, and CheckpointError if a checkpoint does not fit the LM.
+    """
+    from lincorr_lightning.api import correlate  # and torch
+
+    steps: dict[int, Path] = {}
+    for path in paths:
+        found = re.search(r"step\D?(\d+)", path.name) or re.search(r"(\d+)\D*$", path.name)
+        if found is None:
+            raise ConfigError(f"{path} has no step in its name. Rename it as in checkpoint-500.")
+        if other := steps.get(int(found[1])):
+            raise ConfigError(f"{path} and {other} are of the same step. Leave out one of them.")
+        steps[int(found[1])] = path
+    runs = []
+    for step, path in sorted(steps.items()):
+        lm = str(path) if path.is_dir() else _load(path, base, prefix)
+        probe = correlate(lm, pair, n_subjects=n_subjects)
+        run = SavedRun(probe.study, probe.to_json(), tables=probe.tables, folder=path)
+        runs.append(replace(run, settings={"step": step}))
+    return runs_table(runs, f"{pair} by step")
+
+
+def _load(path: Path, base: str | None, prefix: str) -> "LanguageModel":
+    """Return the LM `base` with the weights of a Lightning checkpoint."""
+    import torch
+
+    from lincorr_lightning.lm.language_model import LanguageModel
+
+    if base is None:
+        raise ConfigError(f"{path} holds weights alone. Name its LM, as --lm path/to/base.")
+    try:
+        state = torch.load(regular_file(path), map_location="cpu", weights_only=True)["state_dict"]
+    except Exception as error:  # of pickle and torch, of any kind
+        raise CheckpointError(
+            f"{path} is not read as a checkpoint of Lightning: {one_line(error)}. Pass one that "
+            "torch.load reads with weights_only=True."
+        ) from error
+    lm = LanguageModel.from_pretrained(base)
+    weights = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+    try:
+        # What a checkpoint leaves out, such as frozen weights, is the LM's own.
+        wrong = lm.model.load_state_dict(weights, strict=False).unexpected_keys
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} is none of {base}: {one_line(error)}. Name its LM."
+        ) from error
+    if wrong or not weights:
+        key = prefix + wrong[0] if wrong else next(iter(state), "of no name")
+        raise CheckpointError(
+            f"{path}: its key {key} is none of {base}, below the prefix {prefix!r}. Pass what its "
+            "keys have before the LM's own names as --key_prefix, or name the LM that it is of."
+        )
+    return lm

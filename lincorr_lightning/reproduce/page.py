@@ -26,7 +26,7 @@ from lincorr_lightning.results.paper import (
     size_figure,
 )
 from lincorr_lightning.results.plots import BLUE, GREY, curves, pairs_heatmap
-from lincorr_lightning.results.report import PageSection, write_page
+from lincorr_lightning.results.report import Page, PageSection
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.table import Table, clean, show
 
@@ -51,7 +51,7 @@ def write_reproduction(
     places = [place for item in items for place in item.places]
     title = f"The paper on {', '.join(lm.name for lm in lms)}"
     overview = agreement_tables(places, lms, settings.size)
-    return write_page(folder, title, overview, sections, sum(len(lm.finished) for lm in lms))
+    return Page(title, overview, sections, sum(len(lm.finished) for lm in lms)).write(folder)
 
 
 def _section(item: Item, lms: Sequence[LMRuns]) -> PageSection:

@@ -27,31 +27,26 @@ def points_figure(
     `numbers` are columns and their names. The values of the columns `lines` make lines of their
     own, named by the text before a value.
     """
-    from pandas import DataFrame, concat
-
     from lincorr_lightning.results.plots import curves
 
     if frame[x].astype(str).str.fullmatch(r"\d+").all():  # such as steps
         frame = frame.assign(**{x: frame[x].astype(int)})
-    parts = []
-    for key, heading in numbers.items():
-        deviation = frame[f"{key}_deviation"].fillna(0.0) if f"{key}_deviation" in frame else 0.0
-        names = [before + frame[column].astype(str) for column, before in lines.items()]
-        cells = {
-            "x": frame[x],
-            "y": frame[key],
-            "low": frame[key] - deviation,
-            "high": frame[key] + deviation,
-            "line": [clean(", ".join(row)) for row in zip(*names, strict=True)] or "",
-            "panel": heading,
-        }
-        parts.append(DataFrame(cells))
-    points = concat(parts)
+    names = [before + frame[column].astype(str) for column, before in lines.items()]
+    line = [clean(", ".join(row)) for row in zip(*names, strict=True)] or ""
+    frame = frame.assign(_x=frame[x], _line=line)
+    points = frame[["_x", "_line", *numbers]].melt(["_x", "_line"], var_name="number")
+    deviations = frame.reindex(columns=[f"{key}_deviation" for key in numbers]).fillna(0.0)
+    spread = deviations.to_numpy(float).ravel("F")
+    points = points.assign(
+        panel=points["number"].map(numbers),
+        low=points["value"] - spread,
+        high=points["value"] + spread,
+    )
     return curves(
         points,
-        "x",
-        "y",
-        "line" if points["line"].any() else None,
+        "_x",
+        "value",
+        "_line" if points["_line"].any() else None,
         "panel",
         title=clean(title),
         band=("low", "high"),

@@ -68,7 +68,8 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
     title = f"Linear correlation in {', '.join(dict.fromkeys(row[2] for row in rows))}"
     sections = [_run_section(n, run) for n, run in enumerate(saved, start=1)]
-    return write_page(output, title, [overview] if len(saved) > 1 else [], sections, len(saved))
+    page = Page(title, [overview] if len(saved) > 1 else [], sections, len(saved))
+    return page.write(output)
 
 
 @dataclass(frozen=True)
@@ -104,59 +105,62 @@ def _run_section(n: int, run: SavedRun) -> PageSection:
     return PageSection(title, f"{name}_{n}", tables, figures, run=run)
 
 
-def page_text(
-    title: str, overview: Sequence[Table], sections: Sequence[PageSection], n_runs: int
-) -> str:
-    """Return a page of HTML.
+@dataclass(frozen=True)
+class Page:
+    """A page: the tables of an overview, and sections.
 
-    It begins with the tables of the `overview`; in sections, tables that are no headlines are
-    folded. `n_runs` is the number of runs that it is made of.
+    In sections, tables that are no headlines are folded. `n_runs` is the number of runs that the
+    page is made of.
     """
-    environment = Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: clean(value) if type(value) is str else value,
-    )
-    environment.filters |= {
-        "prose": _prose,
-        "short_name": short_name,
-        "yaml": partial(yaml.safe_dump, allow_unicode=True),
-        "base64": lambda data: base64.b64encode(data).decode("ascii"),
-        "zip": zip,
-        "image": lambda png: Image.open(BytesIO(png)),
-    }
-    template, script = (
-        Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".js")
-    )
-    parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}
-    # The page's policy lets a script with this hash run alone.
-    parts |= {"script": Markup(script), "sha256": hashlib.sha256(script.encode()).digest()}
-    return environment.from_string(template).render(parts, version=__version__)
 
+    title: str
+    overview: Sequence[Table]
+    sections: Sequence[PageSection]
+    n_runs: int
 
-def write_page(
-    output: str | Path,
-    title: str,
-    overview: Sequence[Table],
-    sections: Sequence[PageSection],
-    n_runs: int,
-) -> Path:
-    """Write a `page_text`, and the headline tables of each section as Markdown.
+    def html(self) -> str:
+        """Return the page as HTML that needs no other file."""
+        environment = Environment(
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            finalize=lambda value: clean(value) if type(value) is str else value,
+        )
+        environment.filters |= {
+            "prose": _prose,
+            "short_name": short_name,
+            "yaml": partial(yaml.safe_dump, allow_unicode=True),
+            "base64": lambda data: base64.b64encode(data).decode("ascii"),
+            "zip": zip,
+            "image": lambda png: Image.open(BytesIO(png)),
+        }
+        template, script = (
+            Path(__file__).with_suffix(end).read_text(encoding="utf-8") for end in (".html", ".js")
+        )
+        return environment.from_string(template).render(
+            vars(self),
+            version=__version__,
+            script=Markup(script),
+            # The page's policy lets a script with this hash run alone.
+            sha256=hashlib.sha256(script.encode()).digest(),
+        )
 
-    Returns the path of the page; raises OutputError.
-    """
-    texts = {PAGE: page_text(title, overview, sections, n_runs)}
-    for section in sections:
-        if headlines := [table for table in section.tables if table.headline]:
-            texts[f"{section.name}.md"] = to_markdown(section.title, headlines)
-    folder = Path(output)
-    check_writable(folder)
-    for name, text in texts.items():
-        with atomic_write(folder / name) as part:
-            part.write_text(text, encoding="utf-8", newline="\n")
-    return folder / PAGE
+    def write(self, output: str | Path) -> Path:
+        """Write the page to a folder, and the headline tables of each section as Markdown.
+
+        Returns the path of the page; raises OutputError.
+        """
+        texts = {PAGE: self.html()}
+        for section in self.sections:
+            if headlines := [table for table in section.tables if table.headline]:
+                texts[f"{section.name}.md"] = to_markdown(section.title, headlines)
+        folder = Path(output)
+        check_writable(folder)
+        for name, text in texts.items():
+            with atomic_write(folder / name) as part:
+                part.write_text(text, encoding="utf-8", newline="\n")
+        return folder / PAGE
 
 
 def _prose(text: object) -> Markup:
