@@ -81,16 +81,14 @@ def test_overlay_parses_over_a_study(path: Path, capsys: pytest.CaptureFixture[s
     assert stop.value.code in (0, None)
     merged = yaml.safe_load(capsys.readouterr().out)
 
-    def leaves(tree: object, trail: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
-        if isinstance(tree, dict):
-            return [leaf for key, value in tree.items() for leaf in leaves(value, (*trail, key))]
-        return [(trail, tree)]
+    def assert_holds(found: Any, expected: Any) -> None:
+        if isinstance(expected, dict):
+            for key, value in expected.items():
+                assert_holds(found[key], value)
+        else:
+            assert found == expected
 
-    for trail, value in leaves(yaml.safe_load(path.read_text(encoding="utf-8"))):
-        found = merged
-        for key in trail:
-            found = found[key]
-        assert found == value, trail
+    assert_holds(merged, yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda p: p.name)

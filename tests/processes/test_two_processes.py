@@ -1,6 +1,5 @@
 """Two processes give the results of one: nothing is counted twice, lost or written twice."""
 
-import os
 import re
 import signal
 import subprocess
@@ -27,25 +26,6 @@ from tests.small_runs import QUIET, SMALL_RUNS, numbers
 from tests.toys import assert_same
 
 pytestmark = pytest.mark.slow
-
-
-def run_killed(lm: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a study of this code with the program, which starts the other process itself."""
-    (folder / "study.py").write_text(KILLED)
-    options = (
-        "fit --config linear_probe.yaml --config trainer/ddp_cpu.yaml --model=study.Killed "
-        "--model.knowledge=[city,country] --model.require_reference=[] --data.n_subjects=200 "
-        "--data.batch_size=20"
-    )
-    paths = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={folder}"
-    ready = {"READY": str(folder / "ready"), "PYTHONPATH": str(folder)}
-    return subprocess.run(  # which waits for four minutes at most
-        [sys.executable, "-m", "lincorr_lightning", *options.split(), *paths, *QUIET],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **ready},
-    )
 
 
 def check_log(folder: Path) -> None:
@@ -215,10 +195,22 @@ class Killed(LinearProbe):
 
 
 @pytest.mark.nightly  # the program starts the second process itself, with all its imports
-def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
+def test_processes_end_when_the_first_is_killed(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have the same stderr: that it comes to its end says that both are gone."""
-    done = run_killed(small_lm, tmp_path)
-    assert done.returncode == -signal.SIGKILL
+    (tmp_path / "study.py").write_text(KILLED)
+    more = "--config", "trainer/ddp_cpu.yaml", "--model=study.Killed"
+    command = SMALL_RUNS["probe"].command(inputs, tmp_path, *more)
+    for name, value in {"READY": f"{tmp_path}/ready", "PYTHONPATH": f"{tmp_path}"}.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run(
+        [sys.executable, "-m", "lincorr_lightning", *command],
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 EDITS = "fit --config source_finetune.yaml --config trainer/ddp_cpu.yaml".split()

@@ -4,7 +4,7 @@ A logit lens of ours is the final norm and the head on the states that token geo
 of other packages have a row more: they begin with the embeddings.
 """
 
-import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +28,9 @@ PARTS = ("logits", "lens")
 class Written(NamedTuple):
     folder: Path
     arrays: dict[str, Tensor]
+
+
+Read = Callable[[str], Written]
 
 
 class Ours(NamedTuple):
@@ -64,41 +67,42 @@ def differ(one: Tensor, other: Tensor) -> bool:
     return float((one - other).abs().max()) > 1e-2 * float(other.abs().max())
 
 
-def written_by(write: Write, name: str) -> Written:
-    folder = write(name)
-    arrays = np.load(folder / "computed.npz")
-    return Written(folder, {key: torch.from_numpy(arrays[key]) for key in arrays})
-
-
 @pytest.fixture(scope="module")
-def transformer_lens(write: Write) -> Written:
-    return written_by(write, "transformer_lens")
+def written(write: Write) -> Read:
+    """What a writer wrote."""
+
+    @cache
+    def read(name: str) -> Written:
+        folder = write(name)
+        arrays = np.load(folder / "computed.npz")
+        return Written(folder, {key: torch.from_numpy(arrays[key]) for key in arrays})
+
+    return read
 
 
-@pytest.fixture(scope="module")
-def nnsight(write: Write) -> Written:
-    return written_by(write, "nnsight")
+HOWS = ("by default", "without BOS", "folded")
+PADDED = [f"{what}, {side}" for what in ("texts", "tokens") for side in ("left", "right")]
+TUNED = ("gpt2", "llama")  # those that tuned-lens knows
+CASES = {
+    "transformer_lens": {f"{name}, {how}: {part}" for name in LMS for how in HOWS for part in PARTS}
+    | {f"{name}, {how}: logits" for name in LMS for how in PADDED},
+    "nnsight": {
+        f"{name}, {way}: {part}" for name in LMS for way in ("alone", "batch") for part in PARTS
+    },
+    "tuned_lens": {*TUNED},
+}
 
 
-@pytest.fixture(scope="module")
-def tuned_lens(write: Write) -> Written:
-    return written_by(write, "tuned_lens")
-
-
-def test_cases_of_transformer_lens(transformer_lens: Written) -> None:
-    hows = ("by default", "without BOS", "folded")
-    cases = {f"{name}, {how}: {part}" for name in LMS for how in hows for part in PARTS}
-    padded = [f"{what}, {side}" for what in ("texts", "tokens") for side in ("left", "right")]
-    assert set(transformer_lens.arrays) == cases | {
-        f"{n}, {how}: logits" for n in LMS for how in padded
-    }
+@pytest.mark.parametrize("writer", CASES)
+def test_cases(writer: str, written: Read) -> None:
+    assert set(written(writer).arrays) == CASES[writer]
 
 
 @pytest.mark.parametrize("name", LMS)
 @pytest.mark.parametrize("how", ["by default", "without BOS"])
-def test_transformer_lens(transformer_lens: Written, name: str, how: str) -> None:
+def test_transformer_lens(written: Read, name: str, how: str) -> None:
     """It puts BOS before prompts, whether the tokenizer does or not; its recipe has no soft cap."""
-    folder, arrays = transformer_lens
+    folder, arrays = written("transformer_lens")
     add_bos = how == "by default" and name != WITHOUT_BOS
     expected = ours(folder / name, add_bos)
     assert_same(arrays[f"{name}, {how}: logits"], expected.logits)
@@ -110,9 +114,9 @@ def test_transformer_lens(transformer_lens: Written, name: str, how: str) -> Non
 
 @pytest.mark.parametrize("name", LMS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_batches_of_transformer_lens(transformer_lens: Written, name: str, side: str) -> None:
+def test_batches_of_transformer_lens(written: Read, name: str, side: str) -> None:
     """Given token ids without a mask, it reads padding on the left as part of the prompts."""
-    folder, arrays = transformer_lens
+    folder, arrays = written("transformer_lens")
     expected = ours(folder / name, name != WITHOUT_BOS).logits
     assert_same(arrays[f"{name}, texts, {side}: logits"], expected)
     by_tokens = arrays[f"{name}, tokens, {side}: logits"]
@@ -124,9 +128,9 @@ def test_batches_of_transformer_lens(transformer_lens: Written, name: str, side:
 
 
 @pytest.mark.parametrize("name", LMS)
-def test_folded_weights_of_transformer_lens(transformer_lens: Written, name: str) -> None:
+def test_folded_weights_of_transformer_lens(written: Read, name: str) -> None:
     """Its compatibility mode takes the mean off logits, but for those with a soft cap."""
-    folder, arrays = transformer_lens
+    folder, arrays = written("transformer_lens")
     expected = ours(folder / name, name != WITHOUT_BOS)
     for part, own in (("logits", expected.logits), ("lens", expected.uncapped)):
         found = arrays[f"{name}, folded: {part}"]
@@ -134,30 +138,20 @@ def test_folded_weights_of_transformer_lens(transformer_lens: Written, name: str
         assert_same(found[:, 1:] if part == "lens" else found, centred)
 
 
-def test_cases_of_nnsight(nnsight: Written) -> None:
-    ways = ("alone", "batch")
-    cases = {f"{name}, {way}: {part}" for name in LMS for way in ways for part in PARTS}
-    assert set(nnsight.arrays) == cases
-
-
 @pytest.mark.parametrize("name", LMS)
 @pytest.mark.parametrize("way", ["alone", "batch"])
-def test_nnsight(nnsight: Written, name: str, way: str) -> None:
+def test_nnsight(written: Read, name: str, way: str) -> None:
     """What its lens lacks is the cap."""
-    expected = ours(nnsight.folder / name)
-    assert_same(nnsight.arrays[f"{name}, {way}: logits"], expected.logits)
-    assert_same(nnsight.arrays[f"{name}, {way}: lens"], expected.uncapped)
+    folder, arrays = written("nnsight")
+    expected = ours(folder / name)
+    assert_same(arrays[f"{name}, {way}: logits"], expected.logits)
+    assert_same(arrays[f"{name}, {way}: lens"], expected.uncapped)
 
 
-def test_cases_of_tuned_lens(tuned_lens: Written) -> None:
-    refused = json.loads((tuned_lens.folder / "refused.json").read_text())
-    assert set(tuned_lens.arrays) == {"gpt2", "llama"}
-    assert set(refused) == set(LMS) - set(tuned_lens.arrays)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_tuned_lens(tuned_lens: Written, name: str) -> None:
+@pytest.mark.parametrize("name", TUNED)
+def test_tuned_lens(written: Read, name: str) -> None:
     """Log probabilities from the embeddings on; the last are the LM's own."""
-    expected = ours(tuned_lens.folder / name)
-    assert_same(tuned_lens.arrays[name][:, 1:], expected.lens.log_softmax(-1))
-    assert_same(tuned_lens.arrays[name][:, -1], expected.logits.log_softmax(-1))
+    folder, arrays = written("tuned_lens")
+    expected = ours(folder / name)
+    assert_same(arrays[name][:, 1:], expected.lens.log_softmax(-1))
+    assert_same(arrays[name][:, -1], expected.logits.log_softmax(-1))
