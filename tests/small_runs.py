@@ -141,6 +141,12 @@ def numbers(run: Path) -> tuple[Any, dict[str, str]]:
     return _comparable(results), tables
 
 
+def results_of(root: Path) -> Any:
+    """Return the results of the only run below a folder, as `numbers` does."""
+    (path,) = root.rglob("results.json")
+    return numbers(path.parent)[0]
+
+
 def _comparable(results: Any) -> Any:
     if not isinstance(results, dict):
         return results

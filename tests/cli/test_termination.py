@@ -1,6 +1,5 @@
 """Signals end a run in seconds, with one line and, where possible, a checkpoint to resume from."""
 
-import json
 import os
 import pkgutil
 import signal
@@ -16,25 +15,12 @@ from lincorr_lightning.cli import program
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from tests.launching import run_alone, run_in_two, run_program
+from tests.small_runs import SMALL_RUNS, results_of
 
 pytestmark = pytest.mark.slow
 
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-FINETUNE = (
-    "fit --config source_finetune.yaml --model.protocol=joint --trainer.max_epochs=4 "
-    "--model.edits_per_step=4 --data.n_edits=11"
-).split()
-ABLATION = (
-    "fit --config vocabulary_ablation.yaml --data.n_paired=40 --data.n_new=13 "
-    "--data.max_source_labels=null --model.compose.epochs=3 --model.learn.epochs=5 "
-    "--model.mapping=[reference,permuted]"
-).split()
-PROBE = (
-    "fit --config linear_probe.yaml --data.n_subjects=100 --model.knowledge=[city,country]".split()
-)
-STUDIES = {"finetune": FINETUNE, "ablation": ABLATION, "probe": PROBE}
 CLASSES = {
-    "finetune": "lincorr_lightning.finetune.module:SourceFinetune",
+    "full, joint": "lincorr_lightning.finetune.module:SourceFinetune",
     "ablation": "lincorr_lightning.ablation.module:VocabularyAblation",
     "probe": "lincorr_lightning.probe.module:LinearProbe",
 }
@@ -81,24 +67,6 @@ def _program_that_cannot_save(*args: Any) -> None:
     _program(*args)
 
 
-@pytest.fixture
-def command(small_lm: str, tmp_path: Path) -> Any:
-    """Function that returns the command line of a study and its folder."""
-
-    def made(study: str, name: str, *more: str) -> list[str]:
-        root = f"--trainer.default_root_dir={tmp_path / name}"
-        return [*STUDIES[study], f"--model.lm.name_or_path={small_lm}", root, *QUIET, *more]
-
-    return made
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """The numbers of the only run in a folder."""
-    (path,) = folder.rglob("results.json")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return {k: v for k, v in found.items() if k not in ("seconds", "settings", "versions")}
-
-
 INTERRUPTED, TERMINATED = "lincorr: interrupted", "lincorr: terminated"
 STEP = "training_step"
 
@@ -112,23 +80,25 @@ STEP = "training_step"
         # The second signal ends the run within a step.
         (
             _program,
-            "finetune",
-            (f"{CLASSES['finetune']}.{STEP}", 3, signal.SIGTERM, True),
+            "full, joint",
+            (f"{CLASSES['full, joint']}.{STEP}", 3, signal.SIGTERM, True),
             [TERMINATED],
         ),
         (
             _program_that_cannot_save,
-            "finetune",
-            (f"{CLASSES['finetune']}.{STEP}", 2, signal.SIGTERM),
+            "full, joint",
+            (f"{CLASSES['full, joint']}.{STEP}", 2, signal.SIGTERM),
             ["lincorr: error: cannot write the checkpoint: no space.", TERMINATED],
         ),
     ],
 )
 def test_a_run_that_cannot_be_resumed(
-    program: Any, study: str, signalled: Any, lines: list[str], command: Any, tmp_path: Path
+    program: Any, study: str, signalled: Any, lines: list[str], inputs: Path, tmp_path: Path
 ) -> None:
     stderr = tmp_path / "stderr"
-    arguments = ["audit"] if study == "audit" else command(study, "run")
+    arguments = ["audit"]
+    if study != "audit":
+        arguments = SMALL_RUNS[study].command(inputs, tmp_path)
     status = run_alone(program, arguments, stderr, *map(_plain, signalled))
     assert status == (130 if lines == [INTERRUPTED] else 143)
     written = stderr.read_text().splitlines()
@@ -145,23 +115,24 @@ def _plain(value: Any) -> Any:
     ("study", "where", "call"),
     [
         ("ablation", f"{CLASSES['ablation']}.training_step", 3),
-        ("finetune", "lincorr_lightning.results.run_folder:write_parts", 1),
+        ("full, joint", "lincorr_lightning.results.run_folder:write_parts", 1),
     ],
 )
 def test_a_run_that_a_signal_ends_can_be_resumed(
-    study: str, where: str, call: int, command: Any, tmp_path: Path
+    study: str, where: str, call: int, inputs: Path, tmp_path: Path
 ) -> None:
-    cli.main(command(study, "whole"))
+    small = SMALL_RUNS[study]
+    cli.main(small.command(inputs, tmp_path / "whole"))
     stderr = tmp_path / "stderr"
     signalled = (where, call, int(signal.SIGTERM))
-    assert run_alone(_program, command(study, "run"), stderr, *signalled) == 143
+    assert run_alone(_program, small.command(inputs, tmp_path / "run"), stderr, *signalled) == 143
     assert not list((tmp_path / "run").rglob("results.json"))
     (checkpoint,) = (tmp_path / "run").rglob("*.ckpt")
     *before, line = stderr.read_text().splitlines()
     assert line == f"lincorr: terminated; resume with --ckpt_path {checkpoint}"
     assert not any("Traceback" in other or "lincorr:" in other for other in before)
-    cli.main(command(study, "resumed", "--ckpt_path", str(checkpoint)))
-    assert results(tmp_path / "resumed") == results(tmp_path / "whole")
+    cli.main(small.command(inputs, tmp_path / "resumed", f"--ckpt_path={checkpoint}"))
+    assert results_of(tmp_path / "resumed") == results_of(tmp_path / "whole")
 
 
 def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: Path) -> None:
@@ -175,12 +146,13 @@ def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: P
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
-def test_ranks_stop_after_the_same_step(rank: int, command: Any, tmp_path: Path) -> None:
+def test_ranks_stop_after_the_same_step(rank: int, inputs: Path, tmp_path: Path) -> None:
     """Only one rank receives the signal."""
-    two = ["--config", "trainer/ddp_cpu.yaml"]
-    signalled = (f"{CLASSES['finetune']}.training_step", 3, int(signal.SIGTERM))
+    small, two = SMALL_RUNS["full, joint"], ("--config", "trainer/ddp_cpu.yaml")
+    signalled = (f"{CLASSES['full, joint']}.training_step", 3, int(signal.SIGTERM))
     done = run_in_two(
-        *command("finetune", "run", *two), prepare=partial(_send_to_rank, rank, *signalled)
+        *small.command(inputs, tmp_path / "run", *two),
+        prepare=partial(_send_to_rank, rank, *signalled),
     )
     assert done.returncode == 143, done.stderr
     assert "Traceback" not in done.stderr
@@ -188,9 +160,10 @@ def test_ranks_stop_after_the_same_step(rank: int, command: Any, tmp_path: Path)
     assert [line for line in done.stderr.splitlines() if line.startswith("lincorr:")] == [
         f"lincorr: terminated; resume with --ckpt_path {checkpoint}"
     ]
-    done = run_in_two(*command("finetune", "resumed", *two, "--ckpt_path", str(checkpoint)))
+    resumed = f"--ckpt_path={checkpoint}"
+    done = run_in_two(*small.command(inputs, tmp_path / "resumed", *two, resumed))
     assert done.returncode == 0, done.stderr
-    assert results(tmp_path / "resumed")["n_edits"] == 11
+    assert results_of(tmp_path / "resumed")["n_edits"] == 5
 
 
 def test_another_rank_that_failed(

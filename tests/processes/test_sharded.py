@@ -19,7 +19,7 @@ from lincorr_lightning.lm.sharding_strategy import check_strategy
 from lincorr_lightning.study import Study
 from tests.launching import launch, run_in_two
 from tests.nearness import causal_nearness
-from tests.processes.test_two_processes import results
+from tests.small_runs import results_of
 from tests.toys import assert_same, save_toy_lm
 
 KEEPING = (
@@ -116,7 +116,7 @@ def test_probe_and_its_checkpoint(small_lm: str, tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "two").rglob("*.ckpt")
     again = [f"--trainer.default_root_dir={tmp_path / 'again'}", f"--ckpt_path={checkpoint}"]
     main(["test", *common, *again])
-    one, two, scored = (results(tmp_path / name)["pairs"] for name in ("one", "two", "again"))
+    one, two, scored = (results_of(tmp_path / name)["pairs"] for name in ("one", "two", "again"))
     assert_same(two, one, 5e-7)
     for key in ("label_mean", "instance_mean", "control_label_mean"):
         assert_same([pair[key] for pair in scored], [pair[key] for pair in one], 5e-7)
@@ -146,7 +146,7 @@ def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
     # Each goes on with what the other has left.
     program(*common, *at("two of one", 2), after_an_epoch("one"))
     main([*common, *at("one of two", 4), after_an_epoch("two")])
-    one, *others = (results(tmp_path / x) for x in ("one", "two", "two of one", "one of two"))
+    one, *others = (results_of(tmp_path / x) for x in ("one", "two", "two of one", "one of two"))
     for other in others:
         assert_same(other, one, 5e-4)
     tables = [read_csv(next((tmp_path / x).rglob("forecast.csv"))) for x in ("one", "two")]

@@ -25,8 +25,8 @@ from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.sharding import split_matrices
 from tests.launching import launch
 from tests.processes.test_sharded import KEEPING
-from tests.processes.test_two_processes import assert_same_tables, results
-from tests.small_runs import QUIET
+from tests.processes.test_two_processes import assert_same_tables
+from tests.small_runs import QUIET, results_of
 from tests.toys import assert_same, toy_model
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(5)] + ["name3", "a name4 lives"]
@@ -184,14 +184,14 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
     launch(2, work, (1, 2), lms, *run("two", *SPLIT), resume("lora", lora, "one", *SPLIT))
     main(resume("full", full, "two"))
 
-    one = results(tmp_path / "probe one")
+    one = results_of(tmp_path / "probe one")
     assert one["n_fit"] + one["n_test"] == 181
-    assert_same(results(tmp_path / "probe two"), one, 1e-6)
+    assert_same(results_of(tmp_path / "probe two"), one, 1e-6)
     assert_same_tables((tmp_path / "probe one", tmp_path / "probe two"), 1e-6)
     for name, others in (("full", ("two", "of two")), ("lora", ("two", "of one"))):
-        one = results(tmp_path / f"{name} one")
+        one = results_of(tmp_path / f"{name} one")
         assert one["n_steps"] == 4
-        assert_same(results(tmp_path / f"{name} two"), one, 1e-3)
+        assert_same(results_of(tmp_path / f"{name} two"), one, 1e-3)
         assert_same_tables((tmp_path / f"{name} one", tmp_path / f"{name} two"), 1e-3)
         want = torch.load(checkpoint(f"{name} one", 4), weights_only=False)["state_dict"]
         for other in others:

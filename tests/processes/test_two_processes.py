@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.probe.module import LinearProbe
 from tests.launching import run_in_two
-from tests.small_runs import QUIET, SMALL_RUNS, numbers
+from tests.small_runs import QUIET, SMALL_RUNS, results_of
 from tests.toys import assert_same
 
 pytestmark = pytest.mark.slow
@@ -37,12 +37,6 @@ def check_log(folder: Path) -> None:
     for tag in tags:
         steps = [point.step for point in log.Scalars(tag)]
         assert len(steps) == len(set(steps)), tag
-
-
-def results(folder: Path) -> Any:
-    """What the only run in a folder found."""
-    (path,) = folder.rglob("results.json")
-    return numbers(path.parent)[0]
 
 
 def assert_same_tables(folders: tuple[Path, Path], tolerance: float) -> None:
@@ -118,7 +112,7 @@ def test_two_processes_have_the_numbers_of_one(study: str, inputs: Path, tmp_pat
     check_log(folders[1])
     names = [sorted(p.name for p in f.rglob("*.*") if "tfevents" not in p.name) for f in folders]
     assert names[0] == names[1]
-    found, others = map(results, folders)
+    found, others = map(results_of, folders)
     if study == "pretraining":  # trains the LM, whose weights are rounded
         assert found["lm"].pop("fingerprint") and others["lm"].pop("fingerprint")
     assert found.items() >= case.holds.items()
@@ -148,10 +142,10 @@ def test_cache_of_states(inputs: Path, tmp_path: Path) -> None:
     all_found = rf"(?m)^(\d+) of \1 prompts of {inputs / 'lm'} were in {states}$"
     log = run("changed", change_silu)
     assert not re.search(all_found, log) and "Discarding" in log
-    assert results(tmp_path / "changed") != results(tmp_path / "first")
+    assert results_of(tmp_path / "changed") != results_of(tmp_path / "first")
     log = run("again", change_silu)
     assert re.search(all_found, log) and "Discarding" not in log
-    assert results(tmp_path / "changed") == results(tmp_path / "again")
+    assert results_of(tmp_path / "changed") == results_of(tmp_path / "again")
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
