@@ -172,6 +172,18 @@ def test_types_that_change_no_weights(lm_folder: Folder, tmp_path: Path) -> None
         LanguageModel.from_pretrained(str(tmp_path / "adapter"))
 
 
+@pytest.mark.parametrize("kind", ["repeated layers", "tokens of the prompt"])
+def test_what_peft_merges_into_another_lm_is_refused(
+    kind: str, lm_folder: Folder, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"layer_replication": [[0, 2], [1, 2]]}
+    if kind == "tokens of the prompt":
+        options = {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"}
+    train(lm_folder("llama"), tmp_path / "adapter", lora(["q_proj"], **options))
+    with pytest.raises(LanguageModelError, match="merg"):
+        LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+
+
 def test_no_library_is_imported_by_its_name(made: tuple[Path, Any]) -> None:
     fingerprint = LanguageModel.from_pretrained(str(made[0])).fingerprint
     change_settings(made[0], megatron_config={"x": 1}, megatron_core="antigravity")
