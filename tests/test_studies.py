@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from benchmarks.common import ROOT
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.results import SavedRun
@@ -52,6 +53,12 @@ def run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         return Run(Path(cli.trainer.log_dir), cli.model.state_dict(), root / "kept")
 
     return make
+
+
+def test_every_config_has_a_small_run() -> None:
+    """Only `reproduce`, which runs other studies, has tests of its own."""
+    configs = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
+    assert {run.config for run in SMALL_RUNS.values()} == configs - {"reproduce"}
 
 
 @pytest.mark.parametrize("study", SMALL_RUNS)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pandas import DataFrame
 
@@ -92,24 +92,7 @@ class Numbers:
 
 
 RECORDS: dict[str, type] = {
-    "pairs": PairScores,
-    "layers": PairScores,
-    "paper_pairs": PairScores,
-    "edits": Outcomes,
-    "paraphrases": Paraphrases,
-    "ablations": Ablation,
-    "ripples": Ripple,
-    "windows": Window,
-    "along": Along,
-    "beyond": Beyond,
-    "gradients": GradientsAt,
-    "contested": Contested,
-    "missed": Missed,
-    "fictitious": Fictitious,
-    "taken_out": TakenOut,
-    "wording": Wording,
-    "exceeding": Exceeding,
-    "perturbations": Perturbation,
+    name: get_args(kind)[0] for name, kind in get_type_hints(Numbers).items() if get_args(kind)
 }
 """Kinds of rows, by the names of the tables."""
 

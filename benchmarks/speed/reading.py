@@ -1,23 +1,25 @@
-"""Ways to read domain logits of an LM: same subjects, in turns, in one process.
+"""Ways to read domain logits of an LM, of this package and of others: in turns, in one process.
 
-    python -m benchmarks.speed.reading --lm FOLDER
-    python -m benchmarks.speed.reading --shape gpt2-small --tokenizer FOLDER
+    OMP_NUM_THREADS=2 python -m benchmarks.speed.reading --lm FOLDER
     python -m benchmarks.speed.reading --device cuda --shape llama-3-8b --dtype bfloat16
 
 reads the prompts of some kinds of knowledge: the published notebook's way (one prompt at a time,
-logits of the whole vocabulary copied to the CPU), batches of transformers with padding and the
-logits of all positions, and this package with and without shared prefixes. The LM is a folder's, or
-has random weights in a known shape, for which nothing is downloaded. All ways take turns, a part of
-the subjects each, so that a busy machine slows all of them. Rows go to
-``benchmarks/results/speed/reading.csv`` and into docs/benchmarks.md.
+logits of the whole vocabulary copied to the CPU), batches of transformers, of TransformerLens and
+nnsight where they are installed, and this package with and without shared prefixes; and the matrix
+products alone that this takes. The LM is a folder's, or has random weights in a known shape, for
+which nothing is downloaded. A turn is a part of the subjects, so that a busy machine slows all.
+Rows go to ``benchmarks/results/speed/reading.csv``, where those of what is not installed stay as
+they are, and into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,22 @@ import torch
 import transformers as hf
 import yaml
 from jsonargparse import auto_cli
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import common
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm import sample_subjects, usable_strings
+from lincorr_lightning.lm.shared_prefixes import plan_reading
 from lincorr_lightning.results.table import Table, column
 
-PUBLISHED = "published"
-PLAIN_BATCH = 32  # on a GPU, eight times as many
-Way = Callable[[list[list[str]]], list[Tensor]]
-"""Returns the logits after each kind's prompts, of the whole vocabulary or of the kind's labels."""
+OURS, PUBLISHED = "lincorr-lightning", "one prompt at a time"
+LAST, PRODUCTS = "logits of the last position", "its matrix products alone"
 SHAPES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+Read = Callable[[list[list[int]]], Tensor]
+"""Returns the logits after a batch of prompts, by their token ids, of the whole vocabulary."""
+Way = Callable[[list[list[str]]], list[Tensor] | None]
+"""Returns the logits after each kind's prompts, of the whole vocabulary or of the kind's labels."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,12 @@ class ReadingSpeed:
     dtype: str = column()
     device: str = column()
     kinds: int = column("prompts of a subject", "d")
+    package: str = column()
+    version: str = column()
     way: str = column()
-    prompts: int | None = column(format=",d")
-    rate: float | None = column("prompts per second", ",.1f")
-    faster: float = column("times as fast as published", ".1f")
+    prompts: int = column(format=",d")
+    rate: float = column("prompts per second", ",.1f")
     differs: float | None = column("logits differ by", ".0e")
-    r: float | None = column("r of logits", ".4f")
 
 
 def make_lm(lm: str | None, shape: str, tokenizer: str, dtype: str, device: str) -> LanguageModel:
@@ -80,40 +85,139 @@ def timed(work: Callable[[], Any], device: str) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def published(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
-    """Return the logits of the whole vocabulary, one prompt at a time."""
-    rows = []
-    for prompt in prompts:
-        ids = lm.pad(lm.rows([prompt]))[0]
-        rows.append(lm.model(input_ids=ids).logits[0, -1].float().cpu())
-    return torch.stack(rows)
+def padded_left(rows: list[list[int]], device: str) -> dict[str, Tensor]:
+    """Return a batch in which all prompts end at the last position."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    return {name: values.to(device) for name, values in batch.items()}
 
 
-def plain_batches(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
-    """Return the last position's logits, from batches with those of all positions."""
-    rows = []
-    n = PLAIN_BATCH if lm.model.device.type == "cpu" else 8 * PLAIN_BATCH
-    for start in range(0, len(prompts), n):
-        ids, mask = lm.pad(lm.rows(prompts[start : start + n]))
-        logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        rows.append(logits[torch.arange(len(mask)), mask.sum(1) - 1].float().cpu())
-    return torch.cat(rows)
+def transformers(model: nn.Module, device: str) -> dict[str, Read]:
+    """Return ways of transformers."""
+
+    def read(rows: list[list[int]], **options: Any) -> Tensor:
+        return model(**padded_left(rows, device), use_cache=False, **options).logits[:, -1]
+
+    def alone(rows: list[list[int]]) -> Tensor:
+        return torch.cat([read([row]).float().cpu() for row in rows])
+
+    last = partial(read, logits_to_keep=1)
+    return {PUBLISHED: alone, "logits of all positions": read, LAST: last}
 
 
-def ways_of(lm: LanguageModel, domains: Sequence[list[int]]) -> dict[str, Way]:
-    """Return the ways by name."""
+def transformer_lens(folder: str, dtype: str, device: str) -> dict[str, Read]:
+    """Return the bridge's way, which computes the logits of all positions."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    options: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype)}
+    bridge = TransformerBridge.boot_transformers(folder, **options)
+
+    def read(rows: list[list[int]]) -> Tensor:
+        batch = padded_left(rows, device)
+        return bridge(batch.pop("input_ids"), **batch)[:, -1]
+
+    return {"bridge": read}
+
+
+def nnsight(folder: str, dtype: str, device: str) -> dict[str, Read]:
+    """Return the way of a trace."""
+    from nnsight import TransformersModel
+
+    options = {"dtype": getattr(torch, dtype), "device_map": device, "dispatch": True}
+    lm = TransformersModel(folder, task="text-generation", **options)
+
+    def read(rows: list[list[int]]) -> Tensor:
+        with lm.trace(rows, logits_to_keep=1, use_cache=False):
+            logits = lm.output.logits[:, -1].save()
+        return logits  # noqa: RET504  # assigned by the trace
+
+    return {"trace": read}
+
+
+def n_tokens_of(lm: LanguageModel, prompts: list[list[str]]) -> int:
+    """Return how many tokens reading takes, those that a subject's prompts share once."""
+    groups = [dict(enumerate(lm.rows(list(about)))) for about in zip(*prompts, strict=True)]
+    trees, _ = plan_reading(lm.model, groups, True, None, None)
+    return sum(len(tree.token_ids) for tree in trees)
+
+
+def products(lm: LanguageModel, n_tokens: int) -> None:
+    """Multiply ones, ``(n_tokens, in_features)``, with weights of linear layers but the head."""
+    head = lm.model.get_output_embeddings()
+    for module in lm.model.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            nn.functional.linear(
+                module.weight.new_ones(n_tokens, module.in_features), module.weight
+            )
+
+
+def ways_of(
+    lm: LanguageModel,
+    domains: Sequence[list[int]],
+    tokens_per_subject: float,
+    folder: str | None,
+    dtype: str,
+    device: str,
+    batch_size: int,
+) -> dict[tuple[str, str], Way]:
+    """Return the ways by their package and name."""
     sizes = [len(ids) for ids in domains]
+
+    def in_batches(read: Read, prompts: list[list[str]]) -> list[Tensor]:
+        found = []
+        for about, labels in zip(prompts, domains, strict=True):
+            rows = lm.rows(about)
+            starts = range(0, len(rows), batch_size)
+            parts = [read(rows[start : start + batch_size])[:, labels] for start in starts]
+            found.append(torch.cat(parts).float().cpu())
+        return found
 
     def ours(share: bool) -> Way:
         reader = LanguageModel.from_module(lm.model, lm.tokenizer, share_prefixes=share)
         return lambda prompts: list(reader.joint_logits(prompts, domains).cpu().split(sizes, 1))
 
-    return {
-        PUBLISHED: lambda prompts: [published(lm, about) for about in prompts],
-        "transformers, batches": lambda prompts: [plain_batches(lm, about) for about in prompts],
-        "ours, prompts one by one": ours(False),
-        "ours, shared prefixes": ours(True),
+    peers = {"transformers": transformers(lm.model, device)}
+    if folder is not None:
+        for open_peer in (transformer_lens, nnsight):
+            if find_spec(open_peer.__name__):
+                peers[open_peer.__name__] = open_peer(folder, dtype, device)
+    ways: dict[tuple[str, str], Way] = {
+        (package, way): partial(in_batches, read)
+        for package, found in peers.items()
+        for way, read in found.items()
     }
+    ways[OURS, "prompts one by one"] = ours(False)
+    ways[OURS, "shared prefixes"] = ours(True)
+    ways[OURS, PRODUCTS] = lambda prompts: products(lm, round(len(prompts[0]) * tokens_per_subject))
+    return ways
+
+
+def with_factors(table: Table) -> Table:
+    """Return the table with each way's factor over the published one and over other packages."""
+    frame = table.frame
+    runs = [frame[name] for name in ("lm", "dtype", "device", "kinds")]
+
+    def factor(among: Any) -> Any:
+        best = frame["rate"].where(among).groupby(runs).transform("max")
+        return frame["rate"] / best
+
+    frame = frame.assign(
+        faster=factor(frame["way"] == PUBLISHED),
+        factor=factor((frame["package"] != OURS) & (frame["way"] != PUBLISHED)),
+    )
+    headings = {
+        "faster": "times as fast as published",
+        "factor": "times as fast as the fastest other",
+    }
+    return replace(
+        table,
+        frame=frame,
+        headings={**table.headings, **headings},
+        formats={**table.formats, "faster": ".1f", "factor": ".2f"},
+    )
 
 
 @torch.no_grad()
@@ -122,11 +226,12 @@ def main(
     shape: str = "gpt2-small",
     tokenizer: str = "tiny-world",
     knowledge: tuple[str, ...] = ("city", "country", "language", "continent"),
-    n_subjects: int = 512,
+    n_subjects: int = 256,
     n_published: int = 8,
     dtype: str = "float32",
     device: str = "cpu",
     part_size: int = 64,
+    batch_size: int = 64,
 ) -> None:
     """Measure.
 
@@ -140,43 +245,54 @@ def main(
         dtype: Precision of the weights.
         device: cpu or cuda.
         part_size: Subjects of each turn.
+        batch_size: Prompts of a batch of other packages.
     """
     model = make_lm(lm, shape, tokenizer, dtype, device)
     kinds = Catalogue.load().select(list(knowledge))
     domains = [list(build_domain(kind, model.tokenizer).token_ids) for kind in kinds]
     words = 1 if n_subjects <= len(usable_strings(model.tokenizer)) else 2
     subjects = sample_subjects(model.tokenizer, n_subjects, words_per_subject=words)
-    ways = ways_of(model, domains)
-    seconds, read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
-    logits: dict[str, list[Tensor]] = {name: [] for name in ways}  # after what all of them read
+    n_tokens = n_tokens_of(model, [[kind.prompt(x) for x in subjects] for kind in kinds])
+    about = lm, dtype, device, batch_size
+    ways = ways_of(model, domains, n_tokens / n_subjects, *about)
+    seconds, n_read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
+    logits: dict[tuple[str, str], list[Tensor]] = {name: [] for name in ways}
     for part, start in enumerate((0, *range(0, n_subjects, part_size))):  # the first one warms up
-        for name, way in ways.items():
-            n = n_published if name == PUBLISHED else part_size
+        for name, read in ways.items():
+            n = n_published if name[1] == PUBLISHED else part_size
             chosen = subjects[start : start + part_size][:n]
             prompts = [[kind.prompt(subject) for subject in chosen] for kind in kinds]
-            found, took = timed(partial(way, prompts), device)
-            if part == 0:
-                continue
-            seconds[name] += took
-            read[name] += sum(map(len, prompts))
-            for rows, ids in zip(found, domains, strict=True):
-                labels = rows if rows.shape[1] == len(ids) else rows[:, ids]
-                logits[name].append(labels[:n_published].double().flatten())
-    device_name = device if device == "cpu" else torch.cuda.get_device_name()
-    about = Path(lm).name if lm else shape, dtype, device_name, len(kinds)
-    rates = {name: n / seconds[name] for name, n in read.items()}
-    exact = torch.cat(logits[PUBLISHED])
+            found, took = timed(partial(read, prompts), device)
+            if part:
+                seconds[name] += took
+                n_read[name] += len(kinds) * len(chosen)
+                logits[name] += [rows[:n_published].double().flatten() for rows in found or ()]
+    is_cpu = device == "cpu"
+    machine = f"{torch.get_num_threads()} CPU threads" if is_cpu else torch.cuda.get_device_name()
+    exact = torch.cat(logits["transformers", PUBLISHED])
     speeds = []
-    for name, rate in rates.items():
-        own = torch.cat(logits[name])
-        differs = float((own - exact).abs().max() / exact.abs().max())
-        r = float(torch.corrcoef(torch.stack([own, exact]))[0, 1])
-        faster = rate / rates[PUBLISHED]
-        speeds.append(ReadingSpeed(*about, name, read[name], rate, faster, differs, r))
-    table = Table.of("reading", speeds)
-    table = common.add_rows(table, "lm", "dtype", "device", "kinds", "way")
-    columns = "lm dtype device way rate faster differs"
-    common.place_tables({"reading": common.shown(table, columns, "prompts.notna()")})
+    for (package, way), parts in logits.items():
+        own = torch.cat(parts) if parts else None
+        differs = None if own is None else float((own - exact).abs().max() / exact.abs().max())
+        n_prompts = n_read[package, way]
+        speed = ReadingSpeed(
+            Path(lm or shape).name,
+            dtype,
+            machine,
+            len(kinds),
+            package,
+            version(package),
+            way,
+            n_prompts,
+            n_prompts / seconds[package, way],
+            differs,
+        )
+        speeds.append(speed)
+    keys = "lm", "dtype", "device", "kinds", "package", "way"
+    table = with_factors(common.add_rows(Table.of("reading", speeds), *keys))
+    columns = "lm device kinds package way rate faster factor differs"
+    rows = "kinds == 4 or package in ['nnsight', 'lincorr-lightning']"
+    common.place_tables({"reading": common.shown(table, columns, rows)})
 
 
 if __name__ == "__main__":

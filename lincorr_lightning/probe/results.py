@@ -32,7 +32,7 @@ _MAX_SHOWN = 16  # labels of either side in a figure of W
 _MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _HITS = [f"{way}_{n}" for way in WAYS for n in ("1", "3", "5", "n")]
 _LEVELS = ["best_macro_1", "chance_influenced_1", "chance_influencing_1"]
-_SUMMARY = [
+_SUMMARY = [  # as many columns as a terminal has room for
     "pair",
     "label_mean",
     "random_label_mean",

@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 
 from benchmarks.common import ROOT, placed
 from benchmarks.docs_tables import probe
+from benchmarks.speed import gpu
 from lincorr_lightning.results import SavedRun
 from lincorr_lightning.sae import load_sae
 from tests.readme.commands import (
@@ -168,6 +169,19 @@ def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> Non
             assert name in columns, name
             # A list of columns belongs to the tables named before it.
             tables = [*tables, name] if tables and f"`, `{name}`" in cell else [name]
+
+
+def test_results_have_the_numbers_that_are_compared_between_devices(
+    small_runs: list[Path],
+) -> None:
+    files = [run / "results.json" for run in small_runs if (run / "results.json").is_file()]
+    results = {path.parents[1].name: json.loads(path.read_text()) for path in files}
+    studies = gpu.PLAN["studies"].values()
+    assert len(studies) > 9
+    for study in studies:
+        (config,) = re.findall(r"configs/(\w+)\.yaml", study["command"])
+        found = [results[config][key] for key in study["numbers"]]
+        assert all([*gpu.numbers_in(each)] for each in found), config
 
 
 def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
