@@ -41,7 +41,7 @@ class StepCost:
 
 
 class StepTimer(L.Callback):
-    """Takes the time of all steps but those of the first edit, as the last of the callbacks."""
+    """Takes the time at the end of each step, as the last of the callbacks."""
 
     def __init__(self) -> None:
         self.moments: list[float] = []
@@ -53,8 +53,7 @@ class StepTimer(L.Callback):
 
     def seconds(self, n_first: int) -> float:
         """Return the mean seconds of a step after some first ones."""
-        first, *_, last = self.moments[n_first - 1 :]
-        return (last - first) / (len(self.moments) - n_first)
+        return (self.moments[-1] - self.moments[n_first - 1]) / (len(self.moments) - n_first)
 
 
 def step_seconds(callbacks: str, lm: str, n_edits: int, device: str) -> float:
@@ -73,7 +72,7 @@ def main(lm: str = "tiny-world", n_edits: int = 6, repeats: int = 3, device: str
 
     Args:
         lm: The LM: a folder, hub id or tiny-world.
-        n_edits: Number of edits, of which the first warms up.
+        n_edits: Number of edits, of which the first warms up: two at least.
         repeats: Number of runs of each.
         device: cpu or cuda.
     """

@@ -57,7 +57,7 @@ class ReadingSpeed:
     version: str = column()
     way: str = column()
     prompts: int = column(format=",d")
-    rate: float = column("prompts per second", ",.1f")
+    rate: float = column("prompts per second", ",.4g")
     differs: float | None = column("logits differ by", ".0e")
 
 
@@ -291,7 +291,7 @@ def main(
     keys = "lm", "dtype", "device", "kinds", "package", "way"
     table = with_factors(common.add_rows(Table.of("reading", speeds), *keys))
     columns = "lm device kinds package way rate faster factor differs"
-    rows = "kinds == 4 or package in ['nnsight', 'lincorr-lightning']"
+    rows = "kinds < 10 or package in ['nnsight', 'lincorr-lightning']"
     common.place_tables({"reading": common.shown(table, columns, rows)})
 
 

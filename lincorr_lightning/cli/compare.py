@@ -114,7 +114,7 @@ def _curve(
     The step is the number in a path's name. Raises ConfigError where there is none, or twice the
     same, and CheckpointError if a checkpoint does not fit the LM.
     """
-    from lincorr_lightning.api import correlate  # and torch
+    from lincorr_lightning.api import correlate  # here: it imports torch
 
     steps: dict[int, Path] = {}
     for path in paths:

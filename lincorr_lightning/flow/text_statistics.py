@@ -25,7 +25,7 @@ MIN_FEATURES = 5  #: Minimum number of features of a group whose cosines are com
 N_CONTEXT = 2  #: Number of tokens that name a feature.
 
 
-@dataclass
+@dataclass(eq=False)
 class TextStatistics:
     """Statistics of the features on texts, batch by batch."""
 

@@ -80,7 +80,7 @@ def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tens
     was_right, is_right = (
         reference_mask.gather(1, labels[:, None])[:, 0] for labels in (before, after)
     )
-    # Each rule goes before those above it.
+    # Each rule overrides those above it.
     codes = torch.where(after == before, Outcome.UNCHANGED.code, Outcome.HALLUCINATED.code)
     codes[is_right] = Outcome.GENERALIZED.code
     codes[was_right] = Outcome.RIGHT_BEFORE.code

@@ -32,7 +32,7 @@ def oom_reason(error: BaseException) -> str | None:
     return None
 
 
-@dataclass
+@dataclass(eq=False)
 class MicroBatches:
     """Runs a function on rows of unequal length, in batches of similar length."""
 

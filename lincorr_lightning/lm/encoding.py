@@ -28,7 +28,7 @@ PAD_ID = 0
 it would shift absolute positions, and recurrent LMs would read it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class PromptEncoder:
     """Converts prompts to token ids.
 

@@ -159,7 +159,7 @@ def text_losses(lm: LanguageModel, rows: Rows, context: RowsContext | None = Non
     return losses
 
 
-@dataclass
+@dataclass(eq=False)
 class BlockActivations:
     """Activations of the counted tokens of texts; those of a block are read once for all steps."""
 

@@ -171,14 +171,20 @@ def test_prediction_goes_through_the_edits_in_order(small_lm):
     assert predicted == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
 
 
-def test_a_run_is_not_resumed_with_other_knowledge(lm, tmp_path):
+def test_a_run_is_not_resumed_with_other_edits(lm, tmp_path):
     more = tmp_path / "more.yaml"
     more.write_text(
         'version: 1\nsource: "made up"\nentities: {city: {name399: {country: France}}}\n'
     )
 
-    before, now = (EditsDataModule(lm, knowledge_files=files) for files in ([], [str(more)]))
-    for data in (before, now):
-        data.setup("fit")
-    with pytest.raises(CheckpointError, match=r"data.knowledge_files \(contents\) \w+, this run"):
-        now.load_state_dict(before.state_dict())
+    def data(**options):
+        made = EditsDataModule(lm, **{"n_edits": 22} | options)
+        made.setup("fit")
+        return made
+
+    for changed, message in (
+        ({"n_edits": 23}, "with data.n_edits 22, this run has 23"),
+        ({"knowledge_files": [str(more)]}, r"with data.knowledge_files \(contents\) \w+, this run"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            data(**changed).load_state_dict(data().state_dict())

@@ -51,6 +51,18 @@ def tokenized(lm, name, *files):
     return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
 
 
+def test_edits_of_a_file_are_used_in_their_order(lm, relation, file_of):
+    rows = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
+    path = file_of(*({"subject": subject, "answer": answer} for subject, answer in rows))
+    edits = EditsDataModule(lm, edits_file=path, n_edits=None).resolve().edits
+    assert [(edit.subject, edit.answer) for edit in edits] == rows
+    cities, countries = relation.source.texts, relation.target.texts
+    assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
+    references = [[countries[i] for i in edit.reference] for edit in edits]
+    assert references == [["Japan"], ["France"], ["Italy"]]
+    assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == ["Tokyo", "Paris", "Rome"]
+
+
 def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     relation = tokenized(lm, "team->country", teams)
     assert [len(label.answers) for label in relation.source.labels] == [2, 1, 1]  # red white black

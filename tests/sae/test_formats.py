@@ -22,6 +22,7 @@ from lincorr_lightning.sae.hook_points import HookPoint
 from tests.toys import toy_model
 
 N, WIDTH, K = 40, 12, 5
+STREAM = HookPoint(1, "residual")
 Encode = Callable[[Tensor], Tensor]
 
 
@@ -106,6 +107,12 @@ _SAELENS: dict[str, tuple[dict[str, Any], dict[str, Tensor], Encode, Tensor]] = 
     "standard": ({}, {}, _relu, W_DEC),
     "finetuned": ({}, {"scaling_factor": FACTOR}, _relu, W_DEC * FACTOR[:, None]),
     "jumprelu": ({"architecture": "jumprelu"}, {"threshold": THRESHOLD}, _jump, W_DEC),
+    "jumprelu in training": (
+        {"architecture": "jumprelu"},
+        {"log_threshold": THRESHOLD.log()},
+        _jump,
+        W_DEC,
+    ),
     "gated": (
         {"architecture": "gated"},
         {"r_mag": R_MAG, "b_gate": B_GATE, "b_mag": B_MAG},
@@ -124,6 +131,12 @@ _SAELENS: dict[str, tuple[dict[str, Any], dict[str, Tensor], Encode, Tensor]] = 
         {},
         _top_k,
         W_DEC,
+    ),
+    "topk, rescaled": (
+        {"architecture": "topk", "k": K, "rescale_acts_by_decoder_norm": True},
+        {},
+        lambda x: _largest(_pre(x) * NORM),
+        W_DEC / NORM[:, None],
     ),
 }
 
@@ -184,8 +197,9 @@ _HUB_2 = "models--google--gemma-scope-2-1b-pt/snapshots/1f/{}/layer_10_width_16k
 _LOWER = {name.lower(): part for name, part in PARAMETERS.items()} | {"threshold": THRESHOLD}
 
 
-def _gemma_scope(folder: Path) -> Path:
-    return write_folder(folder, "", None, "params.npz", PARAMETERS | {"threshold": THRESHOLD})
+def _gemma_scope(folder: Path, **more: Tensor) -> Path:
+    parts = PARAMETERS | {"threshold": THRESHOLD} | more
+    return write_folder(folder, "", None, "params.npz", parts)
 
 
 def _gemma_scope_2(
@@ -322,10 +336,18 @@ def test_sparsify(name: str, hook_point: HookPoint, k: int, tmp_path: Path) -> N
     _check(sae, lambda x: _largest(_pre(x - B_DEC), k))  # at 30, some of the k are not positive
 
 
-def test_two_saes_of_one_hook_point(tmp_path: Path) -> None:
-    folders = [_sparsify(tmp_path / name / "layers.1") for name in ("seed1", "seed2")]
+def test_sparsify_in_bfloat16_and_all_layers(tmp_path: Path) -> None:
+    halves = {name: part.bfloat16() for name, part in _SPARSIFY.items()}
+    for layer in range(3):
+        _sparsify(tmp_path / f"layers.{layer}", halves)
+    for name in ("config.json", "optimizer_0.pt"):  # of its runs
+        (tmp_path / name).write_text("{}")
+    saes = load_saes(tmp_path)
+    assert list(saes) == [HookPoint(layer, "residual") for layer in range(3)]
+    w_enc, b_enc, w_dec, b_dec = (part.float() for part in halves.values())
+    _check(saes[STREAM], lambda x: _largest((x - b_dec) @ w_enc.T + b_enc), w_dec, b_dec)
     with pytest.raises(SparseAutoencoderError, match="a second SAE for residual of layer 1"):
-        load_saes(folders)
+        load_saes([tmp_path / "layers.1", _sparsify(tmp_path / "layers.1" / "seed2")])
 
 
 def test_sparsify_transcoder_that_only_its_run_names(tmp_path: Path) -> None:
@@ -339,9 +361,15 @@ def test_sparsify_transcoder_that_only_its_run_names(tmp_path: Path) -> None:
 
 _B_DEC = {"b_dec": B_DEC}
 _K = {"k": torch.tensor(K, dtype=torch.int), "threshold": torch.tensor(0.4)}
+_GATES = {"decoder_bias": B_DEC, "r_mag": R_MAG, "gate_bias": B_GATE, "mag_bias": B_MAG}
 _CLASSES: dict[str, tuple[dict[str, Tensor], Encode]] = {
     "AutoEncoder": (LINEAR | {"bias": B_DEC}, lambda x: _relu(x - B_DEC)),
     "AutoEncoderNew": (LINEAR | {"decoder.bias": B_DEC}, _relu),
+    "GatedAutoEncoder": (
+        {key: part for key, part in (LINEAR | _GATES).items() if key != "encoder.bias"},
+        lambda x: _gated(x - B_DEC),
+    ),
+    "JumpReluAutoEncoder": (PARAMETERS | {"threshold": THRESHOLD}, _jump),
     "AutoEncoderTopK": (LINEAR | _B_DEC | _K, lambda x: _top_k(x - B_DEC)),
     "BatchTopKSAE": (LINEAR | _B_DEC | _K, lambda x: _jump(x - B_DEC, 0.4)),
     "MatryoshkaBatchTopKSAE": (
@@ -398,6 +426,11 @@ def test_tensors_of_a_wrapped_module(before: str, tmp_path: Path) -> None:
     parts = {before + name: part for name, part in parts.items()}
     config = {"trainer": {"submodule_name": "resid_post_layer_8"}}
     _check(load_sae(write_folder(tmp_path, "config.json", config, "ae.pt", parts)), encode)
+
+
+def test_dictionary_learning_trainer_that_names_another_class(tmp_path: Path) -> None:
+    """StandardTrainerAprilUpdate trains AutoEncoderNew, and writes AutoEncoder."""
+    _check(load_sae(_dictionary(tmp_path, "AutoEncoderNew", dict_class="AutoEncoder")), _relu)
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -480,10 +513,14 @@ def test_what_is_refused(write: Any, changes: dict, match: str, tmp_path: Path) 
 
 
 class Opened:
-    """Unpickling it fails the test."""
+    """Unpickling it would leave a trace."""
 
     def __reduce__(self) -> tuple:
-        return pytest.fail, ("a pickle was loaded",)
+        return (Opened.leave_trace, ())
+
+    @staticmethod
+    def leave_trace() -> None:
+        raise AssertionError("a pickle was loaded")
 
 
 @pytest.mark.parametrize("write", [_gemma_scope, _dictionary, _sparsify])
