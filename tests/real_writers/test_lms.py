@@ -84,7 +84,7 @@ def test_lms_of(writer: str, write: Write, subtests: pytest.Subtests) -> None:
     names = case_names(folder) | refused.keys()
     names |= {path.parent.name for path in folder.glob("*/adapter_config.json")}
     names -= {f"lora-{start}-converted-start" for start in ("pissa", "olora")}
-    assert len(names) == n_lms
+    assert len(names) == n_lms, sorted(names)
     for name in sorted(names):
         path = str(folder / FOLDERS.get(name, f"{name}{suffix}"))
         with subtests.test(name):
@@ -98,7 +98,7 @@ def test_lms_of(writer: str, write: Write, subtests: pytest.Subtests) -> None:
                 change = np.abs(saved["logits"] - saved["before"]).max()
                 assert change > 0.01 * np.abs(saved["logits"]).max()
     tokenizers = list(folder.glob("tokenizer-*.json"))
-    assert len(tokenizers) == n_tokenizers
+    assert len(tokenizers) == n_tokenizers, tokenizers
     for path in tokenizers:
         with subtests.test(path.stem):
             _check_tokenizer(path, suffix)
