@@ -61,7 +61,7 @@ class FeatureMovement(RelationCallback):
         saes: Folder with one folder per SAE, or the folders of SAEs, in any known format.
         relation: Relation; None takes that of the run's edits, or ``city->country`` without any.
         subjects: Subjects of the prompts; None takes those of the run's edits, or samples some.
-        n_watch: Number of these subjects at most.
+        n_watch: Number of subjects at most, if none are given.
         seed: Seed of sampled subjects.
         **options: See `RelationCallback`.
 
