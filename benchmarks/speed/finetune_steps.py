@@ -22,6 +22,7 @@ import torch
 from jsonargparse import auto_cli
 
 from benchmarks import common
+from benchmarks.speed.reading import device_name
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.results.table import Table, column
 
@@ -63,6 +64,7 @@ def step_seconds(callbacks: str, lm: str, n_edits: int, device: str) -> float:
         command += [f"--model.lm.name_or_path={lm}", f"--data.n_edits={n_edits}"]
         command += [f"--trainer.accelerator={device}", f"--trainer.default_root_dir={folder}"]
         cli = lincorr(command)
+    # By its name: as the program, this module is another one than that of the callback.
     timer = next(each for each in cli.trainer.callbacks if type(each).__name__ == "StepTimer")
     return float(timer.seconds(cli.model.hparams["steps_per_edit"]))
 
@@ -79,9 +81,7 @@ def main(lm: str = "tiny-world", n_edits: int = 6, repeats: int = 3, device: str
     ways = f"--trainer.callbacks=[{TIMER}]", f"--trainer.callbacks+={TIMER}"
     turns = [[step_seconds(way, lm, n_edits, device) for way in ways] for _ in range(repeats)]
     alone, measured = map(min, zip(*turns, strict=True))
-    is_cpu = device == "cpu"
-    machine = f"{torch.get_num_threads()} CPU threads" if is_cpu else torch.cuda.get_device_name()
-    row = StepCost(Path(lm).name, machine, n_edits, alone, measured, measured / alone)
+    row = StepCost(Path(lm).name, device_name(device), n_edits, alone, measured, measured / alone)
     table = common.add_rows(Table.of("finetune_steps", [row]), "lm", "device")
     common.place_tables({"fine-tune steps": common.shown(table)})
 

@@ -37,7 +37,6 @@ from lincorr_lightning.lm.shared_prefixes import plan_reading
 from lincorr_lightning.results.table import Table, column
 
 OURS, PUBLISHED = "lincorr-lightning", "one prompt at a time"
-LAST, PRODUCTS = "logits of the last position", "its matrix products alone"
 SHAPES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 Read = Callable[[list[list[int]]], Tensor]
 """Returns the logits after a batch of prompts, by their token ids, of the whole vocabulary."""
@@ -76,6 +75,13 @@ def make_lm(lm: str | None, shape: str, tokenizer: str, dtype: str, device: str)
     )
 
 
+def device_name(device: str) -> str:
+    """Return what a row calls the device: a GPU's name, or the CPU's number of threads."""
+    if device == "cpu":
+        return f"{torch.get_num_threads()} CPU threads"
+    return torch.cuda.get_device_name()
+
+
 def timed(work: Callable[[], Any], device: str) -> tuple[Any, float]:
     """Return what `work` returns, and its seconds."""
     start = time.perf_counter()
@@ -105,7 +111,7 @@ def transformers(model: nn.Module, device: str) -> dict[str, Read]:
         return torch.cat([read([row]).float().cpu() for row in rows])
 
     last = partial(read, logits_to_keep=1)
-    return {PUBLISHED: alone, "logits of all positions": read, LAST: last}
+    return {PUBLISHED: alone, "logits of all positions": read, "logits of the last position": last}
 
 
 def transformer_lens(folder: str, dtype: str, device: str) -> dict[str, Read]:
@@ -191,7 +197,9 @@ def ways_of(
     }
     ways[OURS, "prompts one by one"] = ours(False)
     ways[OURS, "shared prefixes"] = ours(True)
-    ways[OURS, PRODUCTS] = lambda prompts: products(lm, round(len(prompts[0]) * tokens_per_subject))
+    ways[OURS, "its matrix products alone"] = lambda prompts: products(
+        lm, round(len(prompts[0]) * tokens_per_subject)
+    )
     return ways
 
 
@@ -253,8 +261,7 @@ def main(
     words = 1 if n_subjects <= len(usable_strings(model.tokenizer)) else 2
     subjects = sample_subjects(model.tokenizer, n_subjects, words_per_subject=words)
     n_tokens = n_tokens_of(model, [[kind.prompt(x) for x in subjects] for kind in kinds])
-    about = lm, dtype, device, batch_size
-    ways = ways_of(model, domains, n_tokens / n_subjects, *about)
+    ways = ways_of(model, domains, n_tokens / n_subjects, lm, dtype, device, batch_size)
     seconds, n_read = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
     logits: dict[tuple[str, str], list[Tensor]] = {name: [] for name in ways}
     for part, start in enumerate((0, *range(0, n_subjects, part_size))):  # the first one warms up
@@ -267,8 +274,6 @@ def main(
                 seconds[name] += took
                 n_read[name] += len(kinds) * len(chosen)
                 logits[name] += [rows[:n_published].double().flatten() for rows in found or ()]
-    is_cpu = device == "cpu"
-    machine = f"{torch.get_num_threads()} CPU threads" if is_cpu else torch.cuda.get_device_name()
     exact = torch.cat(logits["transformers", PUBLISHED])
     speeds = []
     for (package, way), parts in logits.items():
@@ -278,7 +283,7 @@ def main(
         speed = ReadingSpeed(
             Path(lm or shape).name,
             dtype,
-            machine,
+            device_name(device),
             len(kinds),
             package,
             version(package),
