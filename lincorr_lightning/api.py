@@ -87,7 +87,7 @@ def correlate(
         sums = ProbeSums(probe.layout, ridge == "auto", distributed_available_fn=lambda: False)
         sums.to(lm.model.device)
         for batch in progress(batches, "reading subjects, batch"):
-            rows = domain_rows(lm, probe.layout.reads, batch.subjects)
+            rows = domain_rows(lm, probe.layout.reads_of(batch.half), batch.subjects)
             if batch.half == "fit":
                 sums.add("fit", rows, batch.first)
                 continue

@@ -27,20 +27,20 @@ class InstancewisePearson(Metric):
 
     higher_is_better = True
     full_state_update = False
-    segments: Tensor
     total: Tensor
     count: Tensor
 
     def __init__(self, sizes: list[int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.register_buffer("segments", segments_of(sizes), persistent=False)
+        self.sizes = sizes
         zeros = torch.zeros(len(sizes), dtype=torch.float64)
         self.add_state("total", zeros, dist_reduce_fx="sum")
         self.add_state("count", zeros.clone(), dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         """Add instances: predicted and true logits, ``(n_subjects, sum(sizes))`` each."""
-        r = segmented_pearson(prediction, target, self.segments)
+        segments = segments_of(self.sizes).to(target.device)  # too large to keep for each source
+        r = segmented_pearson(prediction, target, segments)
         self.total += r.nansum(0)
         self.count += (~r.isnan()).sum(0)
 

@@ -54,12 +54,6 @@ class Moments(NamedTuple):
         """The whole scatter, ``(n_columns, n_columns)``, of moments that keep all of it."""
         return self.products.view(len(self.mean), -1)
 
-    def first_blocks(self, n: int) -> Moments:
-        """Return the same moments with n blocks alone, in memory of their own."""
-        blocks = self.blocks[:n]
-        *_, last = _places(blocks)
-        return self._replace(products=self.products[: last.stop].clone(), blocks=blocks)
-
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the scatter between columns x and y, ``(len(x), len(y))``.
 

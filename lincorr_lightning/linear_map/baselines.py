@@ -59,7 +59,7 @@ def random_words(
     if fitted.moments is None or not layout.words:
         return numbers
     rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows
-    vocabulary = replace(fitted, maps={"y": fitted.maps["vocabulary"]}).label_r(test)
+    vocabulary = fitted.label_r(test, "vocabulary", on="y")
     for source in progress(layout.sources, "random words"):
         rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]
@@ -227,13 +227,16 @@ def vocabulary_baselines(
     of the columns, and `whitening` is the matrix of `causal_whitening`; None for a head without
     rows.
     """
-    layout, weights = fitted.layout, fitted.weights()
+    layout = fitted.layout
     if not layout.words:
         return list(scores)
-    same_prompt, vocabulary = fitted.weights("same_prompt"), fitted.weights("vocabulary")
-    compared = []
+    compared, loaded = [], ""
     for one in scores:
         pair = one.ends
+        if one.source != loaded:  # the maps of one source at a time, which take memory
+            loaded = one.source
+            problems = ("y", "vocabulary", "same_prompt")
+            weights, vocabulary, same_prompt = (fitted.weights(name, loaded) for name in problems)
         weight, w0 = weights[pair].cpu(), vocabulary[pair].cpu()
         rest = weight - w0
         numbers: dict[str, Any] = {

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -53,6 +52,9 @@ class View(NamedTuple):
 class JointLayout:
     """Columns of the joint rows: the domains of all kinds of knowledge, then what nulls need.
 
+    First those that are read of all subjects, then the labels' logits of another subject, then
+    those that are read of fitted subjects alone, the views ``targets``.
+
     Nulls compare them with the logits of the same labels after other prompts, and of random words
     after the same prompts (see `View`), and with those of another subject.
 
@@ -62,7 +64,7 @@ class JointLayout:
         control: The control prompt, about no kind of knowledge, with ``{}`` for the subject.
         references: Which label pairs the reference has, ``(n_target, n_source)`` bool, if any.
         left_out: Kinds of knowledge of a family that this LM lacks words for, and which.
-        permuted: Whether rows end with the labels' logits of another subject.
+        permuted: Whether rows have the labels' logits of another subject.
         words: Token ids of random words for each kind of knowledge of a pair; empty leaves them
             and the targets' labels after the source prompt out.
         partial_out: Kinds of knowledge that are removed from both sides of every pair.
@@ -123,15 +125,24 @@ class JointLayout:
 
     @cached_property
     def _spans(self) -> dict[View, slice]:
-        ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
-        return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
+        spans, start = {}, 0
+        for view, tokens in self.views.items():
+            first = start if view.kind != "targets" else start + self._n_permuted
+            spans[view] = slice(first, first + len(tokens))
+            start += len(tokens)
+        return spans
 
     @property
     def reads(self) -> list[Read]:
-        """Template and tokens of each view, in the order of the columns."""
+        """Template and tokens of each view that is read of fitted subjects, in their order."""
         prompts = {name: one.knowledge.template for name, one in self.domains.items()}
         prompts[""] = str(self.control)
         return [(prompts[view.name], tuple(tokens)) for view, tokens in self.views.items()]
+
+    def reads_of(self, half: Literal["fit", "test"]) -> list[Read]:
+        """Return `reads`, or those of held-out subjects, which are the first."""
+        n = len(self.views) if half == "fit" else sum(v.kind != "targets" for v in self.views)
+        return self.reads[:n]
 
     @property
     def n_labels(self) -> int:
@@ -140,7 +151,7 @@ class JointLayout:
 
     @property
     def n_kept(self) -> int:
-        """Number of the first columns, all that are read but ``targets`` (see `View`)."""
+        """Number of the first columns, which are read of all subjects."""
         return sum(len(tokens) for view, tokens in self.views.items() if view.kind != "targets")
 
     @property
@@ -150,8 +161,17 @@ class JointLayout:
 
     @property
     def n_columns(self) -> int:
-        """Number of all columns."""
-        return self.n_read + self.permuted * self.n_labels
+        """Number of the columns of fitted subjects, all of them."""
+        return self.n_read + self._n_permuted
+
+    @property
+    def n_test_columns(self) -> int:
+        """Number of the columns of held-out subjects, the first of all."""
+        return self.n_kept + self._n_permuted
+
+    @property
+    def _n_permuted(self) -> int:
+        return self.permuted * self.n_labels
 
     @property
     def label_blocks(self) -> list[Block]:
@@ -160,31 +180,28 @@ class JointLayout:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of the joint scatter that maps and nulls need, `scoring_blocks` first."""
-        blocks = self.scoring_blocks
-        for source, targets in self.targets.items():
-            labels = self._spans[View("labels", source)]
-            for run in self._runs(targets) if self.permuted else ():
-                blocks.append((labels, slice(self.n_read + run.start, self.n_read + run.stop)))
-            if self.words:
-                blocks.append((labels, self._spans[View("targets", source)]))
-        if self.control is not None:
-            span = self._spans[View("control")]
-            blocks += [(run, span) for run in self._runs({target for _, target in self.pairs})]
-            blocks += upper_half(span)
-        return blocks
+        """The blocks of the joint scatter of fitted subjects."""
+        spans = self._spans
+        of_targets = [view.name for view in self.views if view.kind == "targets"]
+        further = [(spans[View("labels", x)], spans[View("targets", x)]) for x in of_targets]
+        return self.test_blocks + further
 
     @property
-    def scoring_blocks(self) -> list[Block]:
-        """The blocks that scores need of fitted rows: of labels, and of labels and random words.
-
-        They are for maps of random words, other ridges and partial correlations.
-        """
+    def test_blocks(self) -> list[Block]:
+        """The blocks of the joint scatter of held-out subjects, by which maps are scored."""
         blocks = self.label_blocks
         for name in self.words:
             span = self._spans[View("words", name)]
             partners = {other for pair in self.pairs for other in pair if name in pair} - {name}
             blocks += [(run, span) for run in self._runs(partners)]
+            blocks += upper_half(span)
+        for source, targets in self.targets.items():
+            labels = self._spans[View("labels", source)]
+            for run in self._runs(targets) if self.permuted else ():
+                blocks.append((labels, slice(self.n_kept + run.start, self.n_kept + run.stop)))
+        if self.control is not None:
+            span = self._spans[View("control")]
+            blocks += [(run, span) for run in self._runs({target for _, target in self.pairs})]
             blocks += upper_half(span)
         return blocks
 
@@ -237,7 +254,7 @@ class JointLayout:
             x, y = self.columns(source), self.target_columns(source)
             columns = problems[source] = {"y": (x, y)}
             if self.permuted:
-                columns["permuted"] = x, self.n_read + y
+                columns["permuted"] = x, self.n_kept + y
             if self.words:
                 columns["vocabulary"] = x, self._find(View("targets", source), targets)
             if self.control is not None:
@@ -252,11 +269,12 @@ class JointLayout:
         return torch.tensor([column[token] for token in tokens])
 
     def with_permuted(self, rows: Tensor, *groups: Tensor) -> list[Tensor]:
-        """Return rows as they are read, and the labels' logits of another subject, if `permuted`.
+        """Return parts of the joint rows: rows as they are read, of fitted or held-out subjects.
 
-        ``(n_subjects, n_read)`` and ``(n_subjects, n_labels)``, side by side. It is the subject of
-        the row before, or of that before in a group of rows, if there are `groups` of indices: a
-        pairing as random as the order of the subjects.
+        ``(n_subjects, n_read)``, or the first `n_kept` columns, and after those, if `permuted`, the
+        labels' logits of another subject. It is the subject of the row before, or of that before in
+        a group of rows, if there are `groups` of indices: a pairing as random as the order of the
+        subjects.
         """
         if not self.permuted:
             return [rows]
@@ -264,7 +282,7 @@ class JointLayout:
         permuted = torch.empty_like(labels)
         for group in groups or [torch.arange(len(rows), device=rows.device)]:
             permuted[group] = labels[group.roll(1)]
-        return [rows, permuted]
+        return [rows[:, : self.n_kept], permuted, rows[:, self.n_kept :]]
 
 
 @torch.no_grad()

@@ -134,16 +134,18 @@ def split_targets(
 
 @dataclass(frozen=True)
 class FittedMaps:
-    """The maps of a layout's problems, by source."""
+    """The maps of a layout's problems, by source.
+
+    Those of nulls are solved when they are asked for: with many kinds of knowledge, all of them
+    take as much memory as the moments.
+    """
 
     layout: JointLayout
     ridges: Mapping[Pair, float]
     maps: Mapping[str, Mapping[str, Solution]]
-    """Maps of each problem: those of the pairs, ``y``, and of nulls, see `JointLayout.problems`."""
+    """Maps of the pairs, ``y``, and of stored ones also of nulls, see `JointLayout.problems`."""
     n: int  #: Number of subjects they were fitted on.
-    moments: Moments | None = None
-    """Of the rows they were fitted on, at least the `JointLayout.scoring_blocks`; None for stored
-    maps."""
+    moments: Moments | None = None  #: Of the rows they were fitted on; None for stored maps.
 
     def to(self, device: torch.device) -> Self:
         """Return the same maps on a device."""
@@ -159,55 +161,79 @@ class FittedMaps:
             moments = Moments._make([*(part.to(device) for part in moments[:-1]), moments.blocks])
         return replace(self, maps=maps, moments=moments)
 
+    def solution(self, problem: str, source: str) -> Solution | None:
+        """Return the map of a source; None if there is no such problem."""
+        solved = self.maps.get(problem, {}).get(source)
+        columns = self.layout.problems[source].get(problem)
+        if solved is None and columns is not None and self.moments is not None:
+            ridge = per_target_ridge(self.layout, source, self.ridges)
+            solved = RidgeSolver(self.moments, *columns).solve(ridge)
+        return solved
+
+    def without_moments(self) -> Self:
+        """Return the maps of all problems, as a checkpoint stores them."""
+        maps: dict[str, dict[str, Solution]] = {}
+        for source, problems in self.layout.problems.items():
+            for problem in problems:
+                if (solution := self.solution(problem, source)) is not None:
+                    maps.setdefault(problem, {})[source] = solution
+        return replace(self, maps=maps, moments=None)
+
     def predictions(self, rows: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield each source with predicted and true logits of all its targets, of joint rows."""
         for source, solution in self.maps["y"].items():
             x, y = self.layout.problems[source]["y"]
             yield source, solution(rows[:, x]), rows[:, y]
 
-    def weights(self, problem: str = "y") -> dict[Pair, Tensor]:
-        """Return W of each pair, ``(n_target, n_source)``; none if there is no such problem."""
-        return self._by_pair(problem, lambda _, solution: solution.weight)
+    def weights(self, problem: str = "y", *sources: str) -> dict[Pair, Tensor]:
+        """Return W of each pair of some or all sources, ``(n_target, n_source)``.
+
+        There are none if there is no such problem.
+        """
+        return self._by_pair(problem, lambda _, solution: solution.weight, sources)
 
     def biases(self) -> dict[Pair, Tensor]:
         """Return b of each pair, ``(n_target,)``."""
         return self._by_pair("y", lambda _, solution: solution.bias)
 
-    def label_r(self, test: Moments, problem: str = "y") -> dict[Pair, Tensor]:
+    def label_r(
+        self, test: Moments, problem: str = "y", on: str | None = None
+    ) -> dict[Pair, Tensor]:
         """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)``, on CPU.
 
-        A null is scored on the columns that it was fitted on.
+        A null is scored on the columns that it was fitted on, or on those of another problem.
         """
-        problems = self.layout.problems
-        return self._by_pair(
-            problem,
-            lambda source, maps: Judge(test, *problems[source][problem]).label_r(maps.weight).cpu(),
-        )
+
+        def r(source: str, solution: Solution) -> Tensor:
+            x, y = self.layout.problems[source][on or problem]
+            return Judge(test, x, y).label_r(solution.weight).cpu()
+
+        return self._by_pair(problem, r)
 
     def _by_pair(
-        self, problem: str, values: Callable[[str, Solution], Tensor]
+        self, problem: str, values: Callable[[str, Solution], Tensor], sources: Sequence[str] = ()
     ) -> dict[Pair, Tensor]:
         """Return each pair's part of values of its source's map, whose rows are the targets'."""
-        return {
-            (source, target): part
-            for source, solution in self.maps.get(problem, {}).items()
-            for target, part in split_targets(self.layout, source, values(source, solution), dim=0)
-        }
+        by_pair: dict[Pair, Tensor] = {}
+        for source in sources or self.layout.sources:
+            solution = self.solution(problem, source)
+            if solution is not None:
+                parts = split_targets(self.layout, source, values(source, solution), dim=0)
+                by_pair |= {(source, target): part for target, part in parts}
+        return by_pair
 
 
 def fit_layout(
     moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float
 ) -> FittedMaps:
-    """Solve for W and b of every pair, and of its nulls, whose columns the moments must have."""
+    """Solve for W and b of every pair; the moments are kept for its nulls."""
     if isinstance(ridges, (int, float)):
         ridges = dict.fromkeys(layout.pairs, float(ridges))
-    maps: dict[str, dict[str, Solution]] = {}
+    solved: dict[str, Solution] = {}
     for source in progress(layout.sources, "solving"):
-        ridge = per_target_ridge(layout, source, ridges)
-        for problem, (x, y) in layout.problems[source].items():
-            solved = RidgeSolver(moments, x, y).solve(ridge)
-            maps.setdefault(problem, {})[source] = solved
-    return FittedMaps(layout, dict(ridges), maps, int(moments.n), moments)
+        columns, ridge = layout.problems[source]["y"], per_target_ridge(layout, source, ridges)
+        solved[source] = RidgeSolver(moments, *columns).solve(ridge)
+    return FittedMaps(layout, dict(ridges), {"y": solved}, int(moments.n), moments)
 
 
 def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:

@@ -1,6 +1,5 @@
 """What the probe and the study of resilience add up: moments of the joint rows of both halves."""
 
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -30,7 +29,7 @@ class HalfMoments(nn.Module):
         self.layout = layout
         columns = layout.n_columns, layout.blocks
         labels = layout.n_labels, layout.label_blocks
-        self.test = JointMoments(*columns, **options)
+        self.test = JointMoments(layout.n_test_columns, layout.test_blocks, **options)
         parts = [columns, labels, labels] if chooses_ridges else [columns]
         #: The parts of `FitMoments`.
         self.fit: Any = nn.ModuleList(JointMoments(*part, **options) for part in parts)
@@ -41,7 +40,10 @@ class HalfMoments(nn.Module):
             metric.reset()
 
     def add(self, half: Half, rows: Tensor, first: int) -> None:
-        """Add rows of a half as they are read, ``(n_subjects, n_read)``, from position `first`."""
+        """Add rows of a half as they are read, from position `first`.
+
+        Of fitted subjects, ``(n_subjects, n_read)``, of held-out ones ``(n_subjects, n_kept)``.
+        """
         if half == "test":
             self.test.update(*self.layout.with_permuted(rows))
             return
@@ -74,18 +76,16 @@ class ProbeSums(HalfMoments):
                 metric.reset()
 
     def fit_maps(self, ridge: Ridge) -> FittedMaps:
-        """Fit the maps, and forget the rows of the fit half but for what scores need.
+        """Fit the maps, which take over the moments of the fit half.
 
         All ranks must call it.
         """
         fitted = fitting.fit_maps(self.gather_fit(), self.layout, ridge)
-        assert fitted.moments is not None
-        needed = fitted.moments.first_blocks(len(self.layout.scoring_blocks))
         self.reset("fit")
-        return replace(fitted, moments=needed)
+        return fitted
 
     def take_kept(self, of_all_ranks: bool) -> Tensor:
-        """Return the first columns of kept rows, ``(n, n_kept)``, and keep them no longer.
+        """Return kept rows, ``(n, n_kept)``, and keep them no longer.
 
         All ranks must call it for those `of_all_ranks`.
         """
@@ -97,7 +97,7 @@ class ProbeSums(HalfMoments):
     def add_test(self, rows: Tensor, first: int, fitted: FittedMaps, n_shards: int = 1) -> None:
         """Add held-out rows as they are read; each of `n_shards` ranks keeps as many."""
         room = _MAX_KEPT // n_shards - sum(map(len, self.kept))
-        self.kept.append(rows[: max(room, 0), : self.layout.n_kept].float().cpu())
+        self.kept.append(rows[: max(room, 0)].float().cpu())
         self.add("test", rows, first)
         predictions = fitted.to(rows.device).predictions(rows)
         for metric, (_, predicted, y) in zip(self.instancewise, predictions, strict=True):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -139,9 +138,9 @@ class LinearProbe(LMStudy):
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
 
-    def joint_rows(self, subjects: Sequence[str]) -> Tensor:
-        """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
-        return domain_rows(self.lm, self.layout.reads, subjects).to(self.device)
+    def joint_rows(self, subjects: Sequence[str], half: Half = "fit") -> Tensor:
+        """Return the joint rows of subjects of a half as they are read, see `HalfMoments.add`."""
+        return domain_rows(self.lm, self.layout.reads_of(half), subjects).to(self.device)
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
         """Return the predicted target logits of every pair, from joint rows."""
@@ -197,7 +196,7 @@ class LinearProbe(LMStudy):
         if self.trainer.sanity_checking:
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
-        rows = self.joint_rows(batch.subjects)
+        rows = self.joint_rows(batch.subjects, "test")
         if batch.is_padding:
             return
         self._batches["test"].append(batch)
@@ -211,7 +210,6 @@ class LinearProbe(LMStudy):
             return
         assert self.fitted is not None
         test, fitted = self.sums.test.gather(), self.fitted.to(self.device)
-        self.fitted = replace(fitted, moments=None)  # which take memory
         phase = "test" if self.trainer.testing else "val"
         subjects = {"fit": self.fit_subjects, "test": self._gather_subjects("test")}
         instance, kept = self.sums.instance_r(), self.sums.take_kept(of_all_ranks=True)
@@ -219,6 +217,8 @@ class LinearProbe(LMStudy):
         self._findings = score_probe(
             fitted, test, instance, kept, self.lm, self.random_labels, subjects, phase
         )
+        del test  # moments take memory
+        self.fitted = fitted.without_moments()
         scores = self._findings.scores
         known = [r for score in scores if (r := score["label_mean"]) is not None]
         mean = sum(known) / len(known) if known else math.nan
@@ -235,7 +235,7 @@ class LinearProbe(LMStudy):
         The ``subjects`` stand beside them; ``first`` is the position of the first one.
         """
         subjects = [] if batch.is_padding else batch.subjects
-        logits = self(self.joint_rows(batch.subjects))
+        logits = self(self.joint_rows(batch.subjects, "test"))
         logits = {pair: logits[pair] for pair in wordings_of(logits)}
         return {
             "subjects": subjects,
@@ -272,7 +272,7 @@ class LinearProbe(LMStudy):
             "fitted": None,
         }
         if self.fitted is not None:
-            maps = self.fitted.to(torch.device("cpu")).maps
+            maps = self.fitted.without_moments().to(torch.device("cpu")).maps
             state["fitted"] = {
                 "n": self.fitted.n,
                 "ridges": [self.fitted.ridges[pair] for pair in self.layout.pairs],
@@ -340,8 +340,8 @@ def score_probe(
 ) -> ProbeFindings:
     """Score maps on held-out subjects.
 
-    `fitted` are on the device of `test`, the moments of all held-out rows; `kept` are the first
-    columns of some of them, ``(n, n_kept)``, and `instance` is the instance-wise r.
+    `fitted` are on the device of `test`, the moments of all held-out rows; `kept` are some of them
+    as they are read, ``(n, n_kept)``, and `instance` is the instance-wise r.
     """
     if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
         raise LanguageModelError(

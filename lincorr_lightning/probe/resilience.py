@@ -187,7 +187,7 @@ class MapResilience(LMStudy):
         if self.before is not None and (batch.half == "test" or self._fits_old_maps):
             reads.append((self.before, self.layout_before, self.moments_before))
         for lm, layout, moments in reads:
-            rows = domain_rows(lm, layout.reads, batch.subjects)
+            rows = domain_rows(lm, layout.reads_of(batch.half), batch.subjects)
             if not batch.is_padding:
                 moments.add(batch.half, rows, batch.first)
 

@@ -64,13 +64,9 @@ def test_half_of_a_scatter_gives_all_of_it_in_any_order() -> None:
         found = kept.between(torch.tensor([*x]), torch.tensor([*y]))
         np.testing.assert_allclose(found, scatter[np.ix_([*x], [*y])], atol=1e-11)
     assert kept.products.numel() < 0.7 * 700**2
-    first = kept.first_blocks(1)
-    np.testing.assert_allclose(
-        first.between(torch.tensor([120]), torch.tensor([7, 2])), scatter[120:121, [7, 2]]
-    )
-    for x, y in (([1], [7, 2]), ([200], [120, 7])):
+    for x, y in (([1], [7, 2]), ([20], [120, 7])):
         with pytest.raises(KeyError, match="no block"):
-            first.between(torch.tensor(x), torch.tensor(y))
+            kept.between(torch.tensor(x), torch.tensor(y))
 
 
 def test_constant_columns_are_told_by_value() -> None:
