@@ -220,6 +220,7 @@ class SourceFinetune(LMStudy):
         at = edits if self.is_independent else None
         self._require_finite("after the update a weight is", total, at)
         self._step_edits = []
+        self.zero_grad()  # Lightning would keep the gradients during the next forward pass
 
     def _require_finite(self, what: str, values: Tensor, edits: list[Edit] | None) -> None:
         """Stop if a row's value is not finite, and name its edit; None names those of all ranks."""

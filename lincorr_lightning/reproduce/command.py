@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import io
 import json
@@ -255,9 +256,16 @@ def run_all(plans: Sequence[LMRuns], state: dict[str, dict[str, Any]], path: Pat
                 entry["error"] = f"{type(error).__name__}: {error}"
             print_line(f"  failed: {entry['error']}")
         gc.collect()  # modules and trainers refer to each other
+        _return_memory()
         entry["seconds"] = round(time.perf_counter() - start, 1)
         state[run.key] = entry
         rank_zero_only(files.write_json)(path, {"runs": state})
+
+
+def _return_memory() -> None:
+    """Return what a run has freed to the system, some of which glibc would keep."""
+    with suppress(AttributeError, OSError, TypeError):  # of another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _make(run: PlannedRun, plan: LMRuns) -> None:
