@@ -81,7 +81,7 @@ class Resilience(RelationCallback):
         n_random = self.random_labels if self.map_folder is None else 0
         words = random_word_tokens(self.run.cache.lm.tokenizer, layout.domains, n_random)
         self._layout = replace(layout, words=words)
-        for _, tokens in self._layout.reads:
+        for _, tokens in self._layout.reads_of("test"):
             self.run.cache.register_tokens(tokens)
         if words and self.state.moments is None:
             self.run.announce(self._layout, self.n_subjects)
@@ -103,17 +103,16 @@ class Resilience(RelationCallback):
         queries = self.queries(self._watched, self.adapter_id)
         templates = [domain.knowledge.template for domain in self.domains.values()]
         queries_of = dict(zip(templates, queries.values(), strict=True))
-        reads = [(queries_of[template], tokens) for template, tokens in self._layout.reads]
-        logits = self.run.cache.read(reads)
+        reads = self._layout.reads_of("test")
+        logits = self.run.cache.read([(queries_of[template], tokens) for template, tokens in reads])
         weight, bias, ridge = self.state.map
         r = labelwise_pearson(logits[0] @ weight.T + bias, logits[1])
         self.state.r.append(summarize(r).mean)
         numbers = {"resilience": self.state.r[-1]}
         if self.state.moments is not None:
-            blocks = tuple(self._layout.blocks)
-            moments = Moments._make([*self.state.moments, blocks])
+            moments = Moments._make([*self.state.moments, tuple(self._layout.blocks)])
             fitted = fit_layout(moments, self._layout, ridge)
-            test = moments_of(torch.cat(logits, dim=1), blocks)
+            test = moments_of(torch.cat(logits, dim=1), self._layout.test_blocks)
             (pair,) = random_words(fitted, test, self.random_labels, ()).values()
             numbers |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
         known = {f"{k}/{self.tag}": value for k, value in numbers.items() if value is not None}

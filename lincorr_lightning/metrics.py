@@ -39,7 +39,7 @@ class InstancewisePearson(Metric):
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
         """Add instances: predicted and true logits, ``(n_subjects, sum(sizes))`` each."""
-        segments = segments_of(self.sizes).to(target.device)  # too large to keep for each source
+        segments = segments_of(self.sizes, target.device)  # too large to keep for each source
         r = segmented_pearson(prediction, target, segments)
         self.total += r.nansum(0)
         self.count += (~r.isnan()).sum(0)

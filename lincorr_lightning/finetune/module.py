@@ -204,7 +204,7 @@ class SourceFinetune(LMStudy):
         return total if self.is_independent else total * weight
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Update, and check the weights before a callback or a checkpoint uses them."""
+        """Update, free the gradients, and check the weights before a callback uses them."""
         super().optimizer_step(*args, **kwargs)
         edits = self._step_edits
         self._n_steps_of_rank += bool(edits)

@@ -39,13 +39,13 @@ def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
     return torch.where(constant, torch.nan, r.clamp(-1, 1))
 
 
-def segments_of(sizes: Sequence[int]) -> Tensor:
+def segments_of(sizes: Sequence[int], device: torch.device | None = None) -> Tensor:
     """Return which columns are those of each target, ``(sum(sizes), n_targets)`` of 0 and 1.
 
     Targets, of so many labels each, lie side by side. The segments are float64.
     """
-    eye = torch.eye(len(sizes), dtype=torch.float64)
-    return eye.repeat_interleave(torch.tensor(list(sizes)), 0)
+    eye = torch.eye(len(sizes), dtype=torch.float64, device=device)
+    return eye.repeat_interleave(torch.tensor(sizes, device=device), 0, output_size=sum(sizes))
 
 
 def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ def random_words(
     Stored maps have no moments, and so no numbers; `test` are those of all held-out subjects.
     ``excess_over_random`` is of `n_compared` source labels: with many, most directions of the
     states are read whatever the labels are, and no r is special. Draws of `skipped` numbers of
-    labels are passed over. With `rows`, the first columns of the joint rows of some held-out
-    subjects, ``(n, n_kept)``, intervals cover subjects, too.
+    labels are passed over. With `rows`, those of some held-out subjects as they are read,
+    ``(n, n_kept)``, intervals cover subjects, too.
     """
     layout = fitted.layout
     numbers: dict[Pair, dict[str, Any]] = {}
@@ -228,15 +228,15 @@ def vocabulary_baselines(
     rows.
     """
     layout = fitted.layout
-    if not layout.words:
-        return list(scores)
-    compared, loaded = [], ""
-    for one in scores:
+    weights = vocabulary = same_prompt = dict[Pair, Tensor]()
+    compared: dict[Pair, PairScore] = {}
+    for one in sorted(scores, key=lambda score: score.source) if layout.words else ():
         pair = one.ends
-        if one.source != loaded:  # the maps of one source at a time, which take memory
-            loaded = one.source
+        if pair not in weights:  # the maps of one source at a time, which take memory
             problems = ("y", "vocabulary", "same_prompt")
-            weights, vocabulary, same_prompt = (fitted.weights(name, loaded) for name in problems)
+            weights, vocabulary, same_prompt = (fitted.weights(x, one.source) for x in problems)
+        if not vocabulary:  # of a stored map that was fitted without
+            continue
         weight, w0 = weights[pair].cpu(), vocabulary[pair].cpu()
         rest = weight - w0
         numbers: dict[str, Any] = {
@@ -264,8 +264,8 @@ def vocabulary_baselines(
             of_rest = precision.ranks_of_right(rest, right) == 1
             numbers |= {"rest_hit_1": float(of_rest.double().mean()), **_hits(ranks, right)}
         numbers = {**one.numbers, **numbers}
-        compared.append(replace(one, numbers=numbers, ranks=ranks, nearness=near))
-    return compared
+        compared[pair] = replace(one, numbers=numbers, ranks=ranks, nearness=near)
+    return [compared.get(one.ends, one) for one in scores]
 
 
 def _hits(ranks: Mapping[str, Tensor], right: Tensor) -> dict[str, Any]:

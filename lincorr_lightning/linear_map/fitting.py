@@ -67,7 +67,7 @@ def split_rows(rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def fit_maps(moments: FitMoments, layout: JointLayout, ridge: Ridge) -> FittedMaps:
-    """Fit W and b of all pairs of a layout, and of their nulls, from the moments of its rows."""
+    """Fit W and b of all pairs of a layout from the moments of its rows, kept for their nulls."""
     if not isinstance(ridge, str):
         return solver.fit_layout(moments.every, layout, ridge)
     assert moments.trying is not None and moments.judging is not None

@@ -53,7 +53,7 @@ class JointLayout:
     """Columns of the joint rows: the domains of all kinds of knowledge, then what nulls need.
 
     First those that are read of all subjects, then the labels' logits of another subject, then
-    those that are read of fitted subjects alone, the views ``targets``.
+    those that only maps are fitted on, the views ``targets``, which held-out subjects do not have.
 
     Nulls compare them with the logits of the same labels after other prompts, and of random words
     after the same prompts (see `View`), and with those of another subject.
@@ -127,7 +127,7 @@ class JointLayout:
     def _spans(self) -> dict[View, slice]:
         spans, start = {}, 0
         for view, tokens in self.views.items():
-            first = start if view.kind != "targets" else start + self._n_permuted
+            first = start + self._n_permuted * (view.kind == "targets")
             spans[view] = slice(first, first + len(tokens))
             start += len(tokens)
         return spans
@@ -141,8 +141,8 @@ class JointLayout:
 
     def reads_of(self, half: Literal["fit", "test"]) -> list[Read]:
         """Return `reads`, or those of held-out subjects, which are the first."""
-        n = len(self.views) if half == "fit" else sum(v.kind != "targets" for v in self.views)
-        return self.reads[:n]
+        n_test = sum(view.kind != "targets" for view in self.views)
+        return self.reads if half == "fit" else self.reads[:n_test]
 
     @property
     def n_labels(self) -> int:
@@ -182,9 +182,8 @@ class JointLayout:
     def blocks(self) -> list[Block]:
         """The blocks of the joint scatter of fitted subjects."""
         spans = self._spans
-        of_targets = [view.name for view in self.views if view.kind == "targets"]
-        further = [(spans[View("labels", x)], spans[View("targets", x)]) for x in of_targets]
-        return self.test_blocks + further
+        targets = [(view.name, span) for view, span in spans.items() if view.kind == "targets"]
+        return self.test_blocks + [(spans[View("labels", x)], span) for x, span in targets]
 
     @property
     def test_blocks(self) -> list[Block]:
@@ -269,12 +268,11 @@ class JointLayout:
         return torch.tensor([column[token] for token in tokens])
 
     def with_permuted(self, rows: Tensor, *groups: Tensor) -> list[Tensor]:
-        """Return parts of the joint rows: rows as they are read, of fitted or held-out subjects.
+        """Return all columns, in parts, of rows that are read, ``(n_subjects, n_read or n_kept)``.
 
-        ``(n_subjects, n_read)``, or the first `n_kept` columns, and after those, if `permuted`, the
-        labels' logits of another subject. It is the subject of the row before, or of that before in
-        a group of rows, if there are `groups` of indices: a pairing as random as the order of the
-        subjects.
+        If `permuted`, the labels' logits of another subject come after the first `n_kept`. It is
+        the subject of the row before, or of that before in a group of rows, if there are `groups`
+        of indices: a pairing as random as the order of the subjects.
         """
         if not self.permuted:
             return [rows]
@@ -282,14 +280,15 @@ class JointLayout:
         permuted = torch.empty_like(labels)
         for group in groups or [torch.arange(len(rows), device=rows.device)]:
             permuted[group] = labels[group.roll(1)]
-        return [rows[:, : self.n_kept], permuted, rows[:, self.n_kept :]]
+        parts = rows[:, : self.n_kept], permuted, rows[:, self.n_kept :]
+        return [part for part in parts if part.shape[1]]
 
 
 @torch.no_grad()
 def domain_rows(lm: LanguageModel, reads: Sequence[Read], subjects: Sequence[str]) -> Tensor:
     """Return the joint rows of some subjects, ``(n_subjects, n_read)``, float64.
 
-    `reads` are those of a layout. Each prompt is read once.
+    `reads` are those of a layout, or of its held-out subjects. Each prompt is read once.
     """
     templates = list(dict.fromkeys(template for template, _ in reads))
     prompts = [[template.replace("{}", x, 1) for x in subjects] for template in templates]

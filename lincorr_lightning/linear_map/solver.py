@@ -102,7 +102,7 @@ class Judge:
         n, x, y = self._moments.n, self._x, self._y
         r = self.label_r(solution.weight)
         varies = ~r.isnan()
-        weights = segments_of(sizes).to(r.device) * varies[:, None]
+        weights = segments_of(sizes, r.device) * varies[:, None]
         weights /= weights.sum(0)  # NaN where all labels of a target are constant
         predicted = ((solution.weight @ self._xx) * solution.weight).sum(1)
         scales = [
@@ -136,14 +136,14 @@ def split_targets(
 class FittedMaps:
     """The maps of a layout's problems, by source.
 
-    Those of nulls are solved when they are asked for: with many kinds of knowledge, all of them
+    Those of nulls are solved each time they are used: with many kinds of knowledge, all of them
     take as much memory as the moments.
     """
 
     layout: JointLayout
     ridges: Mapping[Pair, float]
     maps: Mapping[str, Mapping[str, Solution]]
-    """Maps of the pairs, ``y``, and of stored ones also of nulls, see `JointLayout.problems`."""
+    """Maps of the pairs, ``y``; without `moments` also of nulls, see `JointLayout.problems`."""
     n: int  #: Number of subjects they were fitted on.
     moments: Moments | None = None  #: Of the rows they were fitted on; None for stored maps.
 
@@ -163,15 +163,17 @@ class FittedMaps:
 
     def solution(self, problem: str, source: str) -> Solution | None:
         """Return the map of a source; None if there is no such problem."""
-        solved = self.maps.get(problem, {}).get(source)
         columns = self.layout.problems[source].get(problem)
-        if solved is None and columns is not None and self.moments is not None:
+        if columns is None:
+            return None
+        solved = self.maps.get(problem, {}).get(source)
+        if solved is None and self.moments is not None:
             ridge = per_target_ridge(self.layout, source, self.ridges)
             solved = RidgeSolver(self.moments, *columns).solve(ridge)
         return solved
 
     def without_moments(self) -> Self:
-        """Return the maps of all problems, as a checkpoint stores them."""
+        """Solve all nulls, and return the maps as a checkpoint stores them."""
         maps: dict[str, dict[str, Solution]] = {}
         for source, problems in self.layout.problems.items():
             for problem in problems:
@@ -186,7 +188,7 @@ class FittedMaps:
             yield source, solution(rows[:, x]), rows[:, y]
 
     def weights(self, problem: str = "y", *sources: str) -> dict[Pair, Tensor]:
-        """Return W of each pair of some or all sources, ``(n_target, n_source)``.
+        """Return W of each pair, ``(n_target, n_source)``, of some sources or of all.
 
         There are none if there is no such problem.
         """
@@ -213,7 +215,10 @@ class FittedMaps:
     def _by_pair(
         self, problem: str, values: Callable[[str, Solution], Tensor], sources: Sequence[str] = ()
     ) -> dict[Pair, Tensor]:
-        """Return each pair's part of values of its source's map, whose rows are the targets'."""
+        """Return each pair's part of values of its source's map, whose rows are the targets'.
+
+        Pairs are those of some sources, or all.
+        """
         by_pair: dict[Pair, Tensor] = {}
         for source in sources or self.layout.sources:
             solution = self.solution(problem, source)

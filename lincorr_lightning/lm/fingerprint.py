@@ -156,4 +156,4 @@ def _lane_sums(tensor: Tensor) -> tuple[Tensor, Tensor]:
     n_whole = n_words // _LANES * _LANES
     sums = words[:n_whole].view(-1, _LANES).sum(0)
     sums[: n_words - n_whole] += words[n_whole:]
-    return sums, raw[8 * n_words :].clone()  # a view would keep a copy of all
+    return sums, raw[8 * n_words :].clone()  # a view would keep all of a copy

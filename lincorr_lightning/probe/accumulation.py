@@ -59,7 +59,7 @@ class HalfMoments(nn.Module):
 
 
 class ProbeSums(HalfMoments):
-    """The moments, and instance-wise r and the first columns of some rows of the held-out half."""
+    """The moments, and instance-wise r and some rows of the held-out half."""
 
     def __init__(self, layout: JointLayout, chooses_ridges: bool, **options: Any) -> None:
         super().__init__(layout, chooses_ridges, **options)
@@ -81,7 +81,7 @@ class ProbeSums(HalfMoments):
         All ranks must call it.
         """
         fitted = fitting.fit_maps(self.gather_fit(), self.layout, ridge)
-        self.reset("fit")
+        self.reset("fit")  # with new tensors: those of the maps stay
         return fitted
 
     def take_kept(self, of_all_ranks: bool) -> Tensor:

@@ -138,7 +138,7 @@ class LinearProbe(LMStudy):
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
 
-    def joint_rows(self, subjects: Sequence[str], half: Half = "fit") -> Tensor:
+    def joint_rows(self, subjects: Sequence[str], half: Half = "test") -> Tensor:
         """Return the joint rows of subjects of a half as they are read, see `HalfMoments.add`."""
         return domain_rows(self.lm, self.layout.reads_of(half), subjects).to(self.device)
 
@@ -165,7 +165,7 @@ class LinearProbe(LMStudy):
 
         Validation begins before `on_train_epoch_end` and needs the solution.
         """
-        rows = self.joint_rows(batch.subjects)
+        rows = self.joint_rows(batch.subjects, "fit")
         if not batch.is_padding:
             self._batches["fit"].append(batch)
             self.sums.add("fit", rows, batch.first)
@@ -196,7 +196,7 @@ class LinearProbe(LMStudy):
         if self.trainer.sanity_checking:
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
-        rows = self.joint_rows(batch.subjects, "test")
+        rows = self.joint_rows(batch.subjects)
         if batch.is_padding:
             return
         self._batches["test"].append(batch)
@@ -235,7 +235,7 @@ class LinearProbe(LMStudy):
         The ``subjects`` stand beside them; ``first`` is the position of the first one.
         """
         subjects = [] if batch.is_padding else batch.subjects
-        logits = self(self.joint_rows(batch.subjects, "test"))
+        logits = self(self.joint_rows(batch.subjects))
         logits = {pair: logits[pair] for pair in wordings_of(logits)}
         return {
             "subjects": subjects,

@@ -25,7 +25,7 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
 
     The influence function is taken around the moments of the held-out half itself: around those of
     the fit half, whose r a map overfits, errors come out far too large. `test` are the moments of
-    all held-out subjects, `rows` the first columns of the joint rows of some, ``(n, n_kept)``.
+    all held-out subjects, `rows` those of some as they are read, ``(n, n_kept)``.
     """
     layout, errors = fitted.layout, dict[Pair, dict[str, float | None]]()
     if len(rows) < 2:

@@ -256,14 +256,14 @@ def run_all(plans: Sequence[LMRuns], state: dict[str, dict[str, Any]], path: Pat
                 entry["error"] = f"{type(error).__name__}: {error}"
             print_line(f"  failed: {entry['error']}")
         gc.collect()  # modules and trainers refer to each other
-        _return_memory()
+        _trim_heap()
         entry["seconds"] = round(time.perf_counter() - start, 1)
         state[run.key] = entry
         rank_zero_only(files.write_json)(path, {"runs": state})
 
 
-def _return_memory() -> None:
-    """Return what a run has freed to the system, some of which glibc would keep."""
+def _trim_heap() -> None:
+    """Give memory that a run has freed back to the system: glibc keeps some of it."""
     with suppress(AttributeError, OSError, TypeError):  # of another C library
         ctypes.CDLL(None).malloc_trim(0)
 

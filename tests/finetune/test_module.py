@@ -241,6 +241,27 @@ class Spoil(L.Callback):
                 parameter.grad[-1:] = torch.nan  # of stacked adapters, the last edit's
 
 
+class Gradients(L.Callback):
+    """Counts the gradients that are held before an update, and after a step."""
+
+    def __init__(self):
+        self.n_before, self.n_after = [], []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.n_before.append(sum(p.grad is not None for p in pl_module.parameters()))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.n_after.append(sum(p.grad is not None for p in pl_module.parameters()))
+
+
+def test_gradients_take_no_memory_after_their_step(small_lm, make_trainer):
+    module = SourceFinetune(LMConfig(small_lm), method="lora", edits_per_step=2, steps_per_edit=3)
+    data = EditsDataModule(module.lm, training=module.edit_training, n_edits=2)
+    seen = Gradients()
+    make_trainer(callbacks=[seen]).fit(module, data)
+    assert len(seen.n_before) == 3 and min(seen.n_before) > 0 and seen.n_after == [0, 0, 0]
+
+
 @pytest.mark.parametrize("what", ["loss", "update"])
 @pytest.mark.parametrize(("protocol", "method"), [("joint", "full"), ("independent", "lora")])
 def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(

@@ -58,10 +58,9 @@ class World:
         prompts = ["" if view.kind == "control" else view.name for view, _ in views]
         read = zip(prompts, (tokens for _, tokens in views), strict=True)
         rows = np.hstack([self.logits(*one) for one in read])
-        fit, test = (
-            moments_of(self.layout.with_permuted(torch.from_numpy(part)), self.layout.blocks)
-            for part in (rows[:400], rows[400:])
-        )
+        layout, kept = self.layout, rows[400:, : self.layout.n_kept]
+        fit = moments_of(layout.with_permuted(torch.from_numpy(rows[:400])), layout.blocks)
+        test = moments_of(layout.with_permuted(torch.from_numpy(kept)), layout.test_blocks)
         fitted = fit_layout(fit, self.layout, RIDGE)
         self.weight = fitted.maps["y"]["a"].weight.numpy()
         self.fitted, self.test, self.rows = fitted, test, torch.from_numpy(rows[400:])

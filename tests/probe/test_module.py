@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +77,7 @@ def read(fitted: Fitted) -> SimpleNamespace:
     """The joint rows that the probe reads, and the columns of a kind of knowledge in them."""
     probe, trainer, _ = fitted
     halves = trainer.datamodule.halves  # type: ignore[attr-defined]
-    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
+    fit, test = (probe.joint_rows(halves[half], half).numpy() for half in ("fit", "test"))
     return SimpleNamespace(fit=fit, test=test, columns=probe.layout.columns, halves=halves)
 
 
@@ -219,6 +220,24 @@ def test_checkpoint_holds_the_maps_and_not_the_lm(
         for key in ("label_mean", "instance_mean", "control_label_mean"):
             assert scores[pair][key] == pytest.approx(before[key], abs=1e-6)
         assert scores[pair]["precision"] == before["precision"]
+
+
+def test_nulls_that_a_run_or_its_checkpoint_leaves_out_have_no_numbers(
+    checkpoint: str, tmp_path: Path
+) -> None:
+    probe = LinearProbe.load_from_checkpoint(checkpoint, permuted=False, random_labels=0)
+    data = SubjectsDataModule(probe.lm, n_subjects=300)
+    trainer = quiet_trainer(tmp_path, logger=False)
+    trainer.test(probe, data, verbose=False)
+    every = LinearProbe.load_from_checkpoint(checkpoint)
+    assert every.fitted is not None
+    every.fitted = replace(every.fitted, maps={"y": every.fitted.maps["y"]})
+    quiet_trainer(tmp_path, logger=False).test(every, data, verbose=False)
+    for results in (probe.results, every.results):
+        assert results is not None
+        for pair in results.values["pairs"]:
+            assert pair["label_mean"] is not None and pair["permuted_label_mean"] is None
+            assert pair["decomposition"] is None
 
 
 def test_checkpoints_that_do_not_fit_are_refused(
