@@ -68,6 +68,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
         folder = tmp_path_factory.mktemp(name)
         # Nothing of the environment that pytest runs in, and no network.
         own = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+        own |= {"PYTHONHASHSEED": "0"}  # on which an adapter of RandLora depends
         ran = subprocess.run(
             [python, HERE / f"write_{name}.py", folder, *arguments],
             capture_output=True,
