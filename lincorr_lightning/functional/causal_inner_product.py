@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _SMALLEST = 1e-6  # variance that is kept, in units of the largest
+_HASHED_AT_ONCE = 512  # rows
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -52,13 +53,11 @@ def causal_whitening(blocks: Callable[[], Iterable[Tensor]]) -> Whitening:
     n = int(kept.sum())
     start = 0
     for rows in blocks():
-        wide = rows.double()
         if start == 0:
-            width = rows.shape[1]
-            scatter = wide.new_zeros(width, width)
-            total = wide.new_zeros(width)
-            shift = wide.mean(0)  # so that a large mean leaves the digits of a small spread
-        centred = wide[kept[start : start + len(rows)].to(rows.device)] - shift
+            shift = rows.double().mean(0)  # a large mean leaves the digits of a small spread
+            scatter = torch.zeros_like(torch.outer(shift, shift))
+            total = torch.zeros_like(shift)
+        centred = rows[kept[start : start + len(rows)].to(rows.device)].double().sub_(shift)
         scatter.addmm_(centred.T, centred)  # in place: each copy may take gigabytes
         total += centred.sum(0)
         start += len(rows)
@@ -74,5 +73,8 @@ def _hashes(rows: Tensor) -> Tensor:
     """Return an int64 of each row on the CPU, the same for equal rows and else different."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**63), 2**63 - 1, (rows.shape[1],), generator=generator)
-    bits = (rows + 0.0).view(_INTEGERS[rows.itemsize])  # 0.0 and -0.0 are equal
-    return (bits * factors.to(rows.device)).sum(1).cpu()
+    hashes = []
+    for part in torch.split(rows, _HASHED_AT_ONCE):
+        bits = (part + 0.0).view(_INTEGERS[rows.itemsize])  # 0.0 and -0.0 are equal
+        hashes.append((bits * factors.to(rows.device)).sum(1).cpu())
+    return torch.cat(hashes)
