@@ -168,11 +168,13 @@ def main(
     ends = "group == 'real LM' or command in ['1,000', '10,000', '20', '2', '67', '15M', '1.5B']"
     common.place_tables(
         {
-            "startup": common.shown(table, times, "group in ['startup', 'reproduce']"),
+            "startup": common.shown(
+                table, "command lm processor wall peak", "group in ['startup', 'reproduce']"
+            ),
             "studies": common.shown(table, "command peak", "group == 'studies'"),
             "second runs": common.shown(table, times, "group == 'second runs'"),
             "growth": common.shown(
-                table, "group command lm processor peak", f"group in {growing} and {ends}"
+                table, "group command lm processor peak", f"group in {growing} and ({ends})"
             ),
         }
     )
