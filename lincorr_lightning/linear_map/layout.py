@@ -127,7 +127,7 @@ class JointLayout:
     def _spans(self) -> dict[View, slice]:
         spans, start = {}, 0
         for view, tokens in self.views.items():
-            first = start + self._n_permuted * (view.kind == "targets")
+            first = start + self.permuted * self.n_labels * (view.kind == "targets")
             spans[view] = slice(first, first + len(tokens))
             start += len(tokens)
         return spans
@@ -162,16 +162,12 @@ class JointLayout:
     @property
     def n_columns(self) -> int:
         """Number of the columns of fitted subjects, all of them."""
-        return self.n_read + self._n_permuted
+        return self.n_read + self.permuted * self.n_labels
 
     @property
     def n_test_columns(self) -> int:
         """Number of the columns of held-out subjects, the first of all."""
-        return self.n_kept + self._n_permuted
-
-    @property
-    def _n_permuted(self) -> int:
-        return self.permuted * self.n_labels
+        return self.n_kept + self.permuted * self.n_labels
 
     @property
     def label_blocks(self) -> list[Block]:

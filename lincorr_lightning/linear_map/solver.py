@@ -163,14 +163,13 @@ class FittedMaps:
 
     def solution(self, problem: str, source: str) -> Solution | None:
         """Return the map of a source; None if there is no such problem."""
-        columns = self.layout.problems[source].get(problem)
-        if columns is None:
+        problems = self.layout.problems[source]
+        if problem not in problems:
             return None
-        solved = self.maps.get(problem, {}).get(source)
-        if solved is None and self.moments is not None:
-            ridge = per_target_ridge(self.layout, source, self.ridges)
-            solved = RidgeSolver(self.moments, *columns).solve(ridge)
-        return solved
+        if problem in self.maps or self.moments is None:
+            return self.maps.get(problem, {}).get(source)
+        ridge = per_target_ridge(self.layout, source, self.ridges)
+        return RidgeSolver(self.moments, *problems[problem]).solve(ridge)
 
     def without_moments(self) -> Self:
         """Solve all nulls, and return the maps as a checkpoint stores them."""
@@ -188,19 +187,14 @@ class FittedMaps:
             yield source, solution(rows[:, x]), rows[:, y]
 
     def weights(self, problem: str = "y", *sources: str) -> dict[Pair, Tensor]:
-        """Return W of each pair, ``(n_target, n_source)``, of some sources or of all.
-
-        There are none if there is no such problem.
-        """
+        """Return W of each pair of these sources, or of all, ``(n_target, n_source)``, if any."""
         return self._by_pair(problem, lambda _, solution: solution.weight, sources)
 
     def biases(self) -> dict[Pair, Tensor]:
         """Return b of each pair, ``(n_target,)``."""
         return self._by_pair("y", lambda _, solution: solution.bias)
 
-    def label_r(
-        self, test: Moments, problem: str = "y", on: str | None = None
-    ) -> dict[Pair, Tensor]:
+    def label_r(self, test: Moments, problem: str = "y", on: str = "") -> dict[Pair, Tensor]:
         """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)``, on CPU.
 
         A null is scored on the columns that it was fitted on, or on those of another problem.
@@ -215,17 +209,13 @@ class FittedMaps:
     def _by_pair(
         self, problem: str, values: Callable[[str, Solution], Tensor], sources: Sequence[str] = ()
     ) -> dict[Pair, Tensor]:
-        """Return each pair's part of values of its source's map, whose rows are the targets'.
-
-        Pairs are those of some sources, or all.
-        """
-        by_pair: dict[Pair, Tensor] = {}
-        for source in sources or self.layout.sources:
-            solution = self.solution(problem, source)
-            if solution is not None:
-                parts = split_targets(self.layout, source, values(source, solution), dim=0)
-                by_pair |= {(source, target): part for target, part in parts}
-        return by_pair
+        """Return each pair's part of values of its source's map, whose rows are the targets'."""
+        return {
+            (source, target): part
+            for source in sources or self.layout.sources
+            if (solution := self.solution(problem, source)) is not None
+            for target, part in split_targets(self.layout, source, values(source, solution), dim=0)
+        }
 
 
 def fit_layout(
