@@ -139,7 +139,7 @@ class LinearProbe(LMStudy):
         )
 
     def joint_rows(self, subjects: Sequence[str], half: Half = "test") -> Tensor:
-        """Return the joint rows of subjects of a half as they are read, see `HalfMoments.add`."""
+        """Return joint rows as they are read of the half, ``(n_subjects, n_read or n_kept)``."""
         return domain_rows(self.lm, self.layout.reads_of(half), subjects).to(self.device)
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
