@@ -141,8 +141,7 @@ def score(lm: Path, tuned: Path | None = None) -> Iterator[dict[str, Any]]:
         sides = (module.moments, now, refit), (module.moments_before, before, fit)
         for (moments, rows, fitted), half in product(sides, ("fit", "test")):
             moments.reset(half)
-            n_columns = module.layout.n_read if half == "fit" else module.layout.n_kept
-            moments.add(half, rows[fitted if half == "fit" else test, :n_columns], first=0)
+            moments.add(half, rows[fitted if half == "fit" else test], first=0)
         for pair in module.build_results().values["pairs"]:
             yield {"seed": seed, "ridge": module.ridges[pair["source"], pair["target"]], **pair}
 

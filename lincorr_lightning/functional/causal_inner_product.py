@@ -55,7 +55,7 @@ def causal_whitening(blocks: Callable[[], Iterable[Tensor]]) -> Whitening:
     for rows in blocks():
         if start == 0:
             shift = rows.double().mean(0)  # a large mean leaves the digits of a small spread
-            scatter = torch.zeros_like(torch.outer(shift, shift))
+            scatter = shift.new_zeros(len(shift), len(shift))
             total = torch.zeros_like(shift)
         centred = rows[kept[start : start + len(rows)].to(rows.device)].double().sub_(shift)
         scatter.addmm_(centred.T, centred)  # in place: each copy may take gigabytes
@@ -73,8 +73,9 @@ def _hashes(rows: Tensor) -> Tensor:
     """Return an int64 of each row on the CPU, the same for equal rows and else different."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**63), 2**63 - 1, (rows.shape[1],), generator=generator)
+    factors = factors.to(rows.device)
     hashes = []
     for part in torch.split(rows, _HASHED_AT_ONCE):
         bits = (part + 0.0).view(_INTEGERS[rows.itemsize])  # 0.0 and -0.0 are equal
-        hashes.append((bits * factors.to(rows.device)).sum(1).cpu())
-    return torch.cat(hashes)
+        hashes.append((bits * factors).sum(1))
+    return torch.cat(hashes).cpu()

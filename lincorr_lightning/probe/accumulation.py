@@ -42,10 +42,10 @@ class HalfMoments(nn.Module):
     def add(self, half: Half, rows: Tensor, first: int) -> None:
         """Add rows of a half as they are read, from position `first`.
 
-        Of fitted subjects, ``(n_subjects, n_read)``, of held-out ones ``(n_subjects, n_kept)``.
+        They are ``(n_subjects, n_read)``; of held-out ones the first `n_kept` columns are enough.
         """
         if half == "test":
-            self.test.update(*self.layout.with_permuted(rows))
+            self.test.update(*self.layout.with_permuted(rows[:, : self.layout.n_kept]))
             return
         every, *of_ridges = self.fit
         groups = split_rows(rows, first) if of_ridges else ()

@@ -195,20 +195,21 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
     excess = {score.ends: score["excess_over_random"] for score in scores}
     ranked = sorted(scores, key=lambda x: (excess[x.ends] is None, -(excess[x.ends] or 0.0)))
     most = max((score["excess_over_random_labels"] or 0 for score in scores), default=0)
-    # Stored maps have no random words, which are fitted on the same rows.
-    first = ", those with the highest r above random words first" if most else ""
-    compared = (
-        "of maps from as many random words; above random words: of up to "
-        f"{most} answers and as many words, not the difference of these. "
-    )
+    first = compared = ""  # stored maps have no random words, which are fitted on the same rows
+    if most:
+        first = ", those with the highest r above random words first"
+        compared = (
+            "of maps from as many random words; above random words: of up to "
+            f"{most} answers and as many words, not the difference of these. "
+        )
     yield Table.of(
         "summary",
         [score.row() for score in ranked],
         _SUMMARY,
         f"Pairs on {findings.n_test:,} held-out subjects{first}",
-        f"r per answer (over subjects); {compared if most else ''}W right: share of answers (mean "
-        "by right answer) to which W gives the highest weight; of the nearest word in the LM's "
-        "head; of the best baseline. Unrelated prompt: r from the same words after it.",
+        f"r per answer (over subjects); {compared}W right: share of answers (mean by right answer) "
+        "to which W gives the highest weight; of the nearest word in the LM's head; of the best "
+        "baseline. Unrelated prompt: r from the same words after it.",
         headline=True,
         headings=HEADINGS,
         formats=FORMATS,
